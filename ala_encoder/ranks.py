@@ -1,0 +1,96 @@
+"""Rank, world size and the few collectives the project needs; works in one plain process too.
+
+For: reading what the launcher (deepspeed, torch.distributed.run, none) set, before and after
+torch.distributed is up. Not for: starting it (`engine`) or moving weights (DeepSpeed).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from ala_encoder.errors import UserError
+
+
+def _read(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    if not text.isdigit():
+        raise UserError(f"environment variable {name} = {text!r}: not a whole number")
+    return int(text)
+
+
+def rank() -> int:
+    """Return this process's number among all, from RANK; 0 without a launcher."""
+    return _read("RANK", 0)
+
+
+def local_rank() -> int:
+    """Return this process's number on its machine, from LOCAL_RANK."""
+    return _read("LOCAL_RANK", 0)
+
+
+def world_size() -> int:
+    """Return the number of processes, from WORLD_SIZE; 1 without a launcher."""
+    return _read("WORLD_SIZE", 1)
+
+
+def local_world_size() -> int:
+    """Return the number of processes on this machine; the launchers name it differently."""
+    return _read("LOCAL_WORLD_SIZE", _read("LOCAL_SIZE", world_size()))
+
+
+def is_main() -> bool:
+    """Tell whether this is rank 0, the only one that writes and prints."""
+    return rank() == 0
+
+
+def _initialized() -> bool:
+    import torch.distributed as dist
+
+    return bool(dist.is_available() and dist.is_initialized())
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    import torch.distributed as dist
+
+    if _initialized():
+        dist.barrier()
+
+
+def all_sum(values: Sequence[float]) -> list[float]:
+    """Return the element-wise sum over ranks, in float64, equal on every rank."""
+    import torch
+    import torch.distributed as dist
+
+    if not _initialized():
+        return list(values)
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return [float(value) for value in total.tolist()]
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the values of all ranks, in rank order, on every rank."""
+    import torch.distributed as dist
+
+    if not _initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast(value: Any) -> Any:
+    """Return rank 0's value on every rank."""
+    import torch.distributed as dist
+
+    if not _initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

@@ -1,0 +1,203 @@
+"""The settings of each pipeline: sections composed, and checked against one another.
+
+Nothing here needs torch: a mistake is told before a device is touched.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ala_encoder.errors import UserError
+from ala_encoder.heads import HeadTable
+from ala_encoder.settings.attention import AttentionSettings, check_attention, head_table
+from ala_encoder.settings.base import NonNegativeInt, Section
+from ala_encoder.settings.data import CorpusSettings, TaskSettings, TokenizerSettings
+from ala_encoder.settings.engine import EngineSettings, read_deepspeed
+from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel, ModelSettings
+from ala_encoder.settings.optim import OptimSettings
+from ala_encoder.settings.tracking import TrackingSettings
+from ala_encoder.settings.train import TrainSettings
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", max_length=100)]
+
+
+def check_stack(model: ModelSettings, attention: AttentionSettings, max_length: int) -> HeadTable:
+    """Return the encoder's head table; raises UserError naming section and key."""
+    if model.dim % model.num_heads:
+        raise UserError(f"model.dim = {model.dim}: not a multiple of num_heads {model.num_heads}")
+    try:
+        table = head_table(attention, model.num_layers, model.num_heads)
+        check_attention(attention, table, max_length)
+    except UserError as error:
+        raise UserError(f"encoder: {error}") from None
+    return table
+
+
+class Architecture(Section):
+    """What is needed to count a model, of any family: read by `params`."""
+
+    model: ModelSettings
+    encoder: AttentionSettings = AttentionSettings()
+    tokenizer: TokenizerSettings
+
+    @model_validator(mode="after")
+    def _fits(self) -> Architecture:
+        longest = self.model.max_length if isinstance(self.model, EncoderModel) else 1024
+        check_stack(self.model, self.encoder, longest)
+        return self
+
+    @property
+    def table(self) -> HeadTable:
+        return head_table(self.encoder, self.model.num_layers, self.model.num_heads)
+
+
+class TrainingRun(Section):
+    """What every run that trains has."""
+
+    variant: Name
+    """Name of the model variant in every table."""
+    seed: NonNegativeInt = 1337
+    output: Path = Path("runs")
+    """Folder that holds the run folders."""
+    name: Name | None = None
+    """Name of the run and its folder; none: variant-task-seed."""
+    optim: OptimSettings = OptimSettings()
+    train: TrainSettings
+    engine: EngineSettings = EngineSettings()
+    deepspeed: dict[str, Any] | str | None = None
+    """Any further DeepSpeed keys, or the path of a DeepSpeed JSON file."""
+    tracking: TrackingSettings = TrackingSettings()
+
+    @field_validator("deepspeed")
+    @classmethod
+    def _read(cls, value: dict[str, Any] | str | None) -> dict[str, Any] | None:
+        return None if value is None else read_deepspeed(value)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingRun:
+        train, engine = self.train, self.engine
+        if (train.steps is None) == (train.epochs is None):
+            raise UserError("train: give one of steps and epochs")
+        if train.steps is not None and self.optim.warmup_steps > train.steps:
+            raise UserError(
+                f"optim.warmup_steps = {self.optim.warmup_steps}: more than train.steps "
+                f"{train.steps}"
+            )
+        if engine.offload_optimizer != "none" and engine.zero_stage == 0:
+            raise UserError("engine.offload_optimizer = 'cpu': needs zero_stage 1, 2 or 3, is 0")
+        if engine.offload_parameters != "none" and engine.zero_stage != 3:
+            raise UserError(
+                f"engine.offload_parameters = 'cpu': needs zero_stage 3, is {engine.zero_stage}"
+            )
+        if self.optim.schedule in ("constant", "inverse_sqrt") and self.optim.final_ratio:
+            raise UserError(f"optim.final_ratio: does nothing with {self.optim.schedule!r}")
+        if self.optim.schedule == "inverse_sqrt" and self.optim.warmup_steps == 0:
+            raise UserError("optim.warmup_steps = 0: inverse_sqrt decays from its warmup's end")
+        return self
+
+
+class PretrainRun(TrainingRun):
+    """Masked-language-model pretraining; `train_tokenizer` and `prepare_data` read it too."""
+
+    model: Annotated[EncoderModel, Field()]
+    encoder: AttentionSettings = AttentionSettings()
+    tokenizer: TokenizerSettings
+    data: CorpusSettings
+
+    @model_validator(mode="after")
+    def _fits(self) -> PretrainRun:
+        if self.data.length > self.model.max_length:
+            raise UserError(
+                f"data.length = {self.data.length}: the model has {self.model.max_length} "
+                "positions (model.max_length)"
+            )
+        check_stack(self.model, self.encoder, self.data.length)
+        return self
+
+    @property
+    def run_name(self) -> str:
+        return self.name or f"{self.variant}-mlm-{self.seed}"
+
+
+class FinetuneRun(TrainingRun):
+    """Fine-tuning on a classification task, from an export or from scratch."""
+
+    variant: Name | None = None  # type: ignore[assignment]
+    """None: the variant of the export."""
+    init: Path | None = None
+    """An export folder, or a run folder that has one."""
+    model: EncoderModel | None = None
+    """Only without `init`: train from scratch."""
+    encoder: AttentionSettings | None = None
+    tokenizer: TokenizerSettings | None = None
+    data: TaskSettings
+
+    @model_validator(mode="after")
+    def _one_source(self) -> FinetuneRun:
+        own = {"model": self.model, "encoder": self.encoder, "tokenizer": self.tokenizer}
+        if self.init is not None:
+            given = [name for name, section in own.items() if section is not None]
+            if given:
+                raise UserError(f"{given[0]}: `init` brings its own, leave one of the two out")
+            return self
+        if self.model is None or self.tokenizer is None or self.variant is None:
+            raise UserError("give `init` (an export), or `variant`, `model` and `tokenizer`")
+        if self.data.length > self.model.max_length:
+            raise UserError(
+                f"data.length = {self.data.length}: the model has {self.model.max_length} "
+                "positions (model.max_length)"
+            )
+        check_stack(self.model, self.encoder or AttentionSettings(), self.data.length)
+        return self
+
+
+class EvaluateRun(Section):
+    """Scores of an export: loss of a language model, metrics of a classifier."""
+
+    export: Path
+    """An export folder, or a run folder that has one."""
+    split: Literal["train", "valid", "dev", "test"] | None = None
+    """None: valid for a language model, dev for a classifier."""
+    path: Path | None = None
+    """Other data than the export was made with: a prepared corpus or a folder of TSV files."""
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    output: Path | None = None
+    """JSON file of the scores; none: eval/SPLIT.json beside the export."""
+
+
+class CompareRun(Section):
+    """One table over many runs."""
+
+    runs: tuple[str, ...] = ()
+    """Run folders or globs; empty: the runs of the MLflow experiment."""
+    output: Path = Path("runs/compare")
+    metric: str | None = None
+    """Metric of the plot; none: the first that runs share."""
+    tracking: TrackingSettings = TrackingSettings()
+
+
+class DemoRun(Section):
+    """The demonstration: nothing needed, everything small."""
+
+    output: Path = Path("runs/demo")
+    cache: Path = Path(".cache/quickstart")
+    ranks: Annotated[int, Field(ge=1)] = 2
+    pretrain_steps: Annotated[int, Field(ge=1)] | None = None
+    """None: what the configs say."""
+    tracking: TrackingSettings = TrackingSettings()
+
+
+__all__ = [
+    "Architecture",
+    "CompareRun",
+    "DemoRun",
+    "EncoderDecoderModel",
+    "EvaluateRun",
+    "FinetuneRun",
+    "PretrainRun",
+    "TrainingRun",
+    "check_stack",
+]

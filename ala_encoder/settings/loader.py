@@ -1,0 +1,235 @@
+"""Read one YAML file and dotted overrides into a settings class, strictly.
+
+For: turning everything a user can type into a checked, frozen object, or into one line that says
+where, what was given, what is allowed and the nearest match. Values are checked in JSON mode, which
+takes a list for a tuple and a string for a path but refuses "3" for a number and "off" for a bool.
+YAML is 1.2: 1e-4 is a number, a duplicate key is an error, a tag such as !!python/object is one too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from ala_encoder.errors import UserError, nearest
+
+Settings = TypeVar("Settings", bound=BaseModel)
+_BASE = "base"
+
+
+def load(path: Path, overrides: Sequence[str], cls: type[Settings]) -> Settings:
+    """Return `cls` filled from the YAML file at `path` and overrides such as `optim.eps=1e-6`.
+
+    A file may name another one under `base:` (relative to itself), whose values it changes.
+    Raises UserError for anything unreadable, unknown, of the wrong type or impossible.
+    """
+    return check(apply_overrides(_read_file(path, seen=()), overrides), cls)
+
+
+def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return `data` with each `section.key=value` set; values are read as YAML."""
+    for override in overrides:
+        _apply(data, override)
+    return data
+
+
+def check(data: dict[str, Any], cls: type[Settings]) -> Settings:
+    """Validate plain data strictly as `cls`; raises UserError with one line."""
+    try:
+        text = json.dumps(data)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"settings: {error}; values are numbers, strings, lists, maps") from None
+    try:
+        return cls.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise UserError(_one_line(error, cls, data)) from None
+
+
+def dump(settings: BaseModel, path: Path) -> None:
+    """Write settings as YAML that `load` reads back to an equal object."""
+    yaml = YAML()
+    yaml.default_flow_style = False
+    with path.open("w", encoding="utf-8") as file:
+        yaml.dump(json.loads(settings.model_dump_json()), file)
+
+
+def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested maps and lists as {dotted path: leaf}, for tables and MLflow parameters."""
+    pairs: Iterator[tuple[str, Any]]
+    if isinstance(data, dict) and data:
+        pairs = ((str(key), value) for key, value in data.items())
+    elif isinstance(data, (list, tuple)) and any(isinstance(v, (dict, list)) for v in data):
+        pairs = ((str(index), value) for index, value in enumerate(data))
+    else:
+        return {prefix: data}
+    flat: dict[str, Any] = {}
+    for key, value in pairs:
+        flat.update(flatten(value, f"{prefix}.{key}" if prefix else key))
+    return flat
+
+
+# ---------------------------------------------------------------------------------------------
+# YAML and overrides
+# ---------------------------------------------------------------------------------------------
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        return yaml.load(io.StringIO(text))
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        problem = (getattr(error, "problem", None) or str(error)).strip().splitlines()[0]
+        raise UserError(f"{where}{line}: not YAML 1.2 that is allowed here: {problem}") from None
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UserError(f"{where}: not YAML 1.2 that is allowed here: {reason}") from None
+
+
+def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    resolved = path.resolve()
+    if resolved in seen:
+        raise UserError(f"{path}: `base:` leads back to this file")
+    try:
+        data = _parse_yaml(path.read_text(encoding="utf-8-sig"), str(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the settings: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text") from None
+    if not isinstance(data, dict):
+        kind = "nothing" if data is None else f"a {type(data).__name__}"
+        raise UserError(f"{path}: holds {kind}, a settings file is a map of sections")
+    base = data.pop(_BASE, None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise UserError(f"{path}: base = {base!r}: allowed is the path of one settings file")
+    return _merge(_read_file(path.parent / base, (*seen, resolved)), data)
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merge(old, value) if both else value
+    return merged
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.split(".")
+    if not equals or not all(parts):
+        raise UserError(f"override {override!r}: allowed is section.key=value")
+    value = _parse_yaml(text, f"override {key}") if text else ""
+    node: Any = data
+    for part, after in zip(parts, [*parts[1:], None], strict=True):
+        if isinstance(node, list):
+            if not part.isdigit() or int(part) >= len(node):
+                raise UserError(f"override {key}: {part!r} is not an index of {len(node)} entries")
+            place: Any = int(part)
+        elif isinstance(node, dict):
+            place = part
+        else:
+            raise UserError(f"override {key}: nothing can be set below a value")
+        if after is None:
+            node[place] = value
+        elif isinstance(node, dict):
+            node = node.setdefault(place, {})
+            if node is None:
+                raise UserError(f"override {key}: {part} is null, set it as a whole")
+        else:
+            node = node[place]
+
+
+# ---------------------------------------------------------------------------------------------
+# One line for what went wrong
+# ---------------------------------------------------------------------------------------------
+
+
+def _one_line(error: ValidationError, cls: type[BaseModel], data: Any) -> str:
+    errors = error.errors(include_url=False)
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{_describe(first, cls, data)}{more}"
+
+
+def _describe(error: ErrorDetails, cls: type[BaseModel], data: Any) -> str:
+    loc = _visible(error["loc"], data)
+    path = ".".join(map(str, loc)) or "settings"
+    kind, given = error["type"], json.dumps(error.get("input"), default=str)
+    if len(given) > 80:
+        given = given[:77] + "..."
+    if kind == "extra_forbidden":
+        return f"{path}: no such setting{_suggestion(path, cls)}"
+    if kind == "missing":
+        return f"{path}: missing, it has no default"
+    if kind == "value_error":
+        reason = str(error["ctx"]["error"])
+        return reason if not loc else f"{path}: {reason}"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        context = error.get("ctx", {})
+        key = str(context.get("discriminator", "kind")).strip("'")
+        if kind == "union_tag_not_found":
+            return f"{path}.{key}: missing"
+        tag, expected = str(context["tag"]), str(context["expected_tags"])
+        near = nearest(tag, expected.replace("'", "").split(", "))
+        return f"{path}.{key} = {tag!r}: allowed are {expected}{near}"
+    near = ""
+    if kind == "literal_error":
+        options = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+        near = nearest(str(error.get("input")), options)
+    return f"{path} = {given}: {message}{near}"
+
+
+def _visible(loc: tuple[int | str, ...], data: Any) -> list[int | str]:
+    """Drop the union tags that pydantic puts into a location: they are not in the user's file."""
+    visible: list[int | str] = []
+    for part in loc:
+        inside = isinstance(data, dict) and part in data
+        indexed = isinstance(data, list) and isinstance(part, int) and part < len(data)
+        if inside or indexed:
+            data = data[part]
+        elif part != loc[-1]:
+            continue
+        visible.append(part)
+    return visible
+
+
+def _suggestion(path: str, cls: type[BaseModel]) -> str:
+    known = sorted(set(_paths(cls)))
+    generic = ".".join(part for part in path.split(".") if not part.isdigit())
+    if near := nearest(generic, known):
+        return near
+    leaf = generic.rsplit(".", 1)[-1]
+    elsewhere = [full for full in known if full.rsplit(".", 1)[-1] == leaf]
+    return f" (did you mean {elsewhere[0]!r}?)" if elsewhere else ""
+
+
+def _paths(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield every dotted key of a settings class, through unions and tuples."""
+    for name, field in cls.model_fields.items():
+        yield prefix + name
+        for inner in models_in(field.annotation):
+            yield from _paths(inner, f"{prefix}{name}.")
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the settings classes inside an annotation, through unions and tuples."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, typing.Annotated):
+        for argument in typing.get_args(annotation):
+            yield from models_in(argument)
