@@ -20,8 +20,8 @@ import gzip
 import operator
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -142,9 +142,19 @@ class Examples:
         return len(self.first)
 
 
+class _Layout(NamedTuple):
+    """How the lines of one file are to be read."""
+
+    task: Task
+    path: Path
+    names: tuple[str, ...]  # of the columns
+    header: int  # lines of it: 0 or 1
+    test: bool  # a test split, where labels may be missing
+
+
 class _Row(NamedTuple):
     line: int  # 1-based, in the file
-    index: int
+    id: int
     texts: tuple[str, ...]
     label: int | None  # None: no label column, or -1 in a test split
 
@@ -154,11 +164,7 @@ class _BadRow(Exception):
 
 
 def read_split(
-    task: Task,
-    folder: Path,
-    split: str,
-    *,
-    on_bad_row: Literal["error", "skip"] = "error",
+    task: Task, folder: Path, split: str, *, on_bad_row: Literal["error", "skip"] = "error"
 ) -> Examples:
     """Read one split of `task` from `folder`; see the module's head for the format.
 
@@ -173,38 +179,26 @@ def read_split(
     assert on_bad_row in ("error", "skip"), on_bad_row
     path = _find(task, folder, split)
     lines, notes = _lines(path)
-    names, start = _header(task, path, split, lines)
-
-    rows: list[_Row] = []
-    bad: list[str] = []
-    seen: set[int] = set()
-    for place, line in enumerate(lines[start:]):
-        number = start + place + 1
-        try:
-            row = _row(task, names, line.split("\t"), place, split)
-            if row.index in seen:
-                raise _BadRow(f"index {row.index} occurs a second time")
-        except _BadRow as error:
-            bad.append(f"{path}:{number}: {error}{_no_header(task, number, start)}")
-            if on_bad_row == "error":
-                raise UserError(bad[-1]) from None
-        else:
-            seen.add(row.index)
-            rows.append(row._replace(line=number))
-
-    rows, mixed = _all_or_none_labelled(path, rows, names, task)
-    bad += mixed
-    if mixed and on_bad_row == "error":
-        raise UserError(mixed[0])
-    if bad:
-        notes.append(f"{len(bad)} rows skipped, the first: {bad[0]}")
+    rows, bad = _rows(_layout(task, path, split, lines), lines)
+    if bad and on_bad_row == "error":
+        raise UserError(bad[0])
     if not rows:
-        why = f"all {len(bad)} rows are bad, the first: {bad[0]}" if bad else "no row after line 1"
+        why = f"all {len(bad)} rows are bad, the first: {bad[0]}" if bad else "only a header"
         raise UserError(f"{path}: split {split!r} of {task.name} is empty: {why}")
-    examples = _examples(task, rows, path, len(bad))
-    if examples.labels is None:
+    if bad:
+        notes.append(f"{path}: {len(bad)} bad rows skipped, the first: {bad[0]}")
+    labels = [row.label for row in rows if row.label is not None]
+    if not labels:
         notes.append(f"{path}: unlabelled, so it can be predicted but not scored")
-    return replace(examples, notes=tuple(notes))
+    return Examples(
+        first=[row.texts[0] for row in rows],
+        second=None if task.columns.second is None else [row.texts[1] for row in rows],
+        labels=labels or None,
+        ids=[row.id for row in rows],
+        source=str(path),
+        skipped=len(bad),
+        notes=tuple(notes),
+    )
 
 
 def write_predictions(
@@ -258,9 +252,9 @@ def _lines(path: Path) -> tuple[list[str], list[str]]:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    if not data:
-        raise UserError(f"{path}: the file is empty (0 bytes)")
     data = data.removeprefix(b"\xef\xbb\xbf")
+    if not data:
+        raise UserError(f"{path}: the file is empty, not even a header")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -278,80 +272,72 @@ def _lines(path: Path) -> tuple[list[str], list[str]]:
     return [line.removesuffix("\r") for line in lines], [note]
 
 
-def _header(
-    task: Task, path: Path, split: str, lines: Sequence[str]
-) -> tuple[tuple[str, ...], int]:
-    """Return the columns' names and the number of header lines (0 or 1)."""
+def _layout(task: Task, path: Path, split: str, lines: Sequence[str]) -> _Layout:
     columns = task.columns
-    first = tuple(lines[0].split("\t")) if lines else ()
+    first = tuple(lines[0].split("\t"))
     distinct = set(first)
     if len(first) == len(distinct) and set(columns.texts) <= distinct <= set(columns.known):
-        names, start = first, 1
+        names, header = first, 1
     elif task.headerless:
-        names, start = task.headerless, 0
+        names, header = task.headerless, 0
     else:
         raise UserError(
             f"{path}:1: {_shown(' | '.join(first))} is no header of {task.name}: needed are "
-            f"{', '.join(columns.texts)}, allowed beside them {', '.join(columns.known)}"
+            f"{', '.join(columns.texts)}, allowed are {', '.join(columns.known)}"
         )
-    if columns.label not in names and split != "test":
+    test = split.startswith("test")
+    if columns.label not in names and not test:
         raise UserError(
             f"{path}:1: split {split!r} of {task.name} has no label column {columns.label!r}; "
             f"it has {', '.join(names)}, and only a test split may be unlabelled"
         )
-    return names, start
+    return _Layout(task, path, names, header, test)
 
 
-def _no_header(task: Task, number: int, start: int) -> str:
-    if number > 1 or start:
-        return ""
-    return f" (nor is this line a header of {task.name}: {', '.join(task.columns.known)})"
+def _rows(layout: _Layout, lines: Sequence[str]) -> tuple[list[_Row], list[str]]:
+    """Return the good rows, and the bad ones as file:line and reason, in file order."""
+    task, path, names, header, _ = layout
+    rows: list[_Row] = []
+    bad: list[tuple[int, str]] = []
+    seen: set[int] = set()
+    for number, line in enumerate(lines[header:], start=header + 1):
+        try:
+            row = _row(layout, number, line.split("\t"))
+            if row.id in seen:
+                raise _BadRow(f"index {row.id} occurs a second time")
+        except _BadRow as error:
+            known = ", ".join(task.columns.known)
+            hint = f" (nor is line 1 a header of: {known})" if number == 1 else ""
+            bad.append((number, f"{error}{hint}"))
+        else:
+            seen.add(row.id)
+            rows.append(row)
+    labelled = [row for row in rows if row.label is not None]
+    if 0 < len(labelled) < len(rows):
+        allowed = ", ".join(task.label_cells)
+        reason = f"label '-1' among labelled rows, allowed are {allowed}, or -1 in every row"
+        bad += [(row.line, reason) for row in rows if row.label is None]
+        rows = labelled
+    return rows, [f"{path}:{number}: {reason}" for number, reason in sorted(bad)]
 
 
-def _row(
-    task: Task, names: tuple[str, ...], cells: Sequence[str], place: int, split: str
-) -> _Row:
+def _row(layout: _Layout, number: int, cells: Sequence[str]) -> _Row:
+    task, _, names, header, test = layout
     if len(cells) != len(names):
         raise _BadRow(f"{len(cells)} columns, allowed are {len(names)}: {', '.join(names)}")
     columns = task.columns
     cell = dict(zip(names, cells, strict=True))
-    index = place
-    if columns.index in cell:
-        digits = cell[columns.index]
-        # int() alone would take "1_0", " 1" and digits of other scripts
-        if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
-            raise _BadRow(f"index {_shown(digits)} is no whole number of up to 18 digits")
-        index = int(digits)
+    digits = cell.get(columns.index, str(number - header - 1))
+    # int() alone would take "1_0", " 1" and digits of other scripts
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+        raise _BadRow(f"index {_shown(digits)} is no whole number of up to 18 digits")
     label = None
-    if columns.label in cell and not (split == "test" and cell[columns.label] == _UNLABELLED):
-        if cell[columns.label] not in task.label_cells:
-            allowed = ", ".join(task.label_cells)
-            raise _BadRow(f"label {_shown(cell[columns.label])}, allowed are {allowed}")
-        label = task.label_cells.index(cell[columns.label])
-    return _Row(0, index, tuple(cell[name] for name in columns.texts), label)
-
-
-def _all_or_none_labelled(
-    path: Path, rows: list[_Row], names: tuple[str, ...], task: Task
-) -> tuple[list[_Row], list[str]]:
-    """Treat -1 as a bad label where other rows of the same split have labels."""
-    labelled = [row for row in rows if row.label is not None]
-    if not labelled or len(labelled) == len(rows):
-        return rows, []
-    reason = f"label -1 among labelled rows, allowed are {', '.join(task.label_cells)}, or -1 in all"
-    return labelled, [f"{path}:{row.line}: {reason}" for row in rows if row.label is None]
-
-
-def _examples(task: Task, rows: Sequence[_Row], path: Path, skipped: int) -> Examples:
-    labels = [row.label for row in rows if row.label is not None]
-    return Examples(
-        first=[row.texts[0] for row in rows],
-        second=None if task.columns.second is None else [row.texts[1] for row in rows],
-        labels=labels or None,
-        ids=[row.index for row in rows],
-        source=str(path),
-        skipped=skipped,
-    )
+    found = cell.get(columns.label, _UNLABELLED)
+    if found in task.label_cells:
+        label = task.label_cells.index(found)
+    elif not (test and found == _UNLABELLED):
+        raise _BadRow(f"label {_shown(found)}, allowed are {', '.join(task.label_cells)}")
+    return _Row(number, int(digits), tuple(cell[name] for name in columns.texts), label)
 
 
 def _shown(text: str) -> str:

@@ -1,0 +1,78 @@
+"""Exact parameter counts from settings alone, by formula, without building a model.
+
+For: the `params` pipeline and the columns of every comparison. A test compares each count with the
+built model. `encoder_attention` is what the source counts: Q, K, V and output projections of the
+encoder's self-attention (Pande et al.); the parameters of distance biases stand apart.
+"""
+
+from __future__ import annotations
+
+from ala_encoder.heads import HeadTable
+from ala_encoder.settings.attention import AttentionSettings
+from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel, ModelSettings
+
+
+def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
+    return outputs * (inputs + bias)
+
+
+def _norm(dim: int) -> int:
+    return 2 * dim
+
+
+def attention_parameters(table: HeadTable, dim: int, *, bias: bool) -> int:
+    """Count Q, K, V and output projections of a stack of self-attention."""
+    head_dim = dim // table.num_heads
+    shared = 2 * table.num_groups * _linear(dim, head_dim, bias)
+    return shared + table.num_layers * 2 * _linear(dim, dim, bias)
+
+
+def bias_parameters(attention: AttentionSettings, table: HeadTable, dim: int) -> int:
+    """Count alpha and gates of a stack: one alpha a head and layer, one gate dim → heads."""
+    alpha, gate = table.num_heads, _linear(dim, table.num_heads)
+    per_layer = {"distbias": alpha, "gated_distbias": alpha + gate, "window": 0}
+    return table.num_layers * sum(per_layer[bias.kind] for bias in attention.biases)
+
+
+def count(
+    model: ModelSettings, attention: AttentionSettings, table: HeadTable, vocab_size: int
+) -> dict[str, int]:
+    """Return the counts of a model by part, `total` of its pretraining form among them."""
+    attention_count = attention_parameters(table, model.dim, bias=model.attention_bias)
+    counts = {
+        "encoder_attention": attention_count,
+        "encoder_bias": bias_parameters(attention, table, model.dim),
+        "qk_groups": table.num_groups,
+        "embeddings": vocab_size * model.dim,
+    }
+    ffn = _linear(model.dim, model.ffn_dim) + _linear(model.ffn_dim, model.dim)
+    stack = attention_count + counts["encoder_bias"]
+    stack += model.num_layers * (ffn + 2 * _norm(model.dim))
+    stack += _norm(model.dim) if model.norm == "pre" else 0
+    if isinstance(model, EncoderModel):
+        return counts | _encoder_total(model, stack, vocab_size)
+    return counts | _encoder_decoder_total(model, stack, ffn, vocab_size)
+
+
+def _encoder_total(model: EncoderModel, stack: int, vocab_size: int) -> dict[str, int]:
+    embeddings = (vocab_size + model.max_length + 2) * model.dim + _norm(model.dim)
+    head = _linear(model.dim, model.dim) + _norm(model.dim) + vocab_size
+    pooler = _linear(model.dim, model.dim)
+    return {
+        "encoder": embeddings + stack,
+        "encoder_with_pooler": embeddings + stack + pooler,
+        "total": embeddings + stack + head,
+    }
+
+
+def _encoder_decoder_total(
+    model: EncoderDecoderModel, stack: int, ffn: int, vocab_size: int
+) -> dict[str, int]:
+    own = 4 * _linear(model.dim, model.dim, model.attention_bias)
+    layer = 2 * own + ffn + 3 * _norm(model.dim)
+    decoder = model.num_decoder_layers * layer + (_norm(model.dim) if model.norm == "pre" else 0)
+    return {
+        "encoder": stack,
+        "decoder": decoder,
+        "total": vocab_size * model.dim + stack + decoder,
+    }
