@@ -12,6 +12,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
 # topic: (nouns, transitive verbs, adjectives); plurals end in -s, -es or -ies by rule.
 _TOPICS: dict[str, tuple[str, str, str]] = {
     "sea": (
@@ -76,31 +81,31 @@ _TOPICS: dict[str, tuple[str, str, str]] = {
         "sick calm careful painful healthy",
     ),
 }
-_SHE = "Anna Clara Edith Grace Ida Laura Marta Nora".split()
-_HE = "Arthur Bruno Conrad Emil Felix Hugo Oscar Victor".split()
-_TIMES = "morning evening winter summer spring autumn night afternoon".split()
-_NUMBERS = "two three four five six seven eight nine ten twelve twenty forty".split()
-_ADVERBS = "often rarely always sometimes usually slowly quietly quickly".split()
-_DEGREES = "very rather quite hardly almost too".split()
-_PLACES = "near behind above below beside beyond".split()
+_SHE = _words("Anna Clara Edith Grace Ida Laura Marta Nora")
+_HE = _words("Arthur Bruno Conrad Emil Felix Hugo Oscar Victor")
+_TIMES = _words("morning evening winter summer spring autumn night afternoon")
+_NUMBERS = _words("two three four five six seven eight nine ten twelve twenty forty")
+_ADVERBS = _words("often rarely always sometimes usually slowly quietly quickly")
+_DEGREES = _words("very rather quite hardly almost too")
+_PLACES = _words("near behind above below beside beyond")
 
-_ASPECTS = (
+_ASPECTS = _words(
     "plot cast script ending music camera dialogue direction story acting humour pacing editing "
     "lead premise finale setting villain romance atmosphere soundtrack opening hero drama"
-).split()
-_GOOD = (
+)
+_GOOD = _words(
     "superb charming clever moving funny gripping fresh brilliant delightful honest graceful "
     "inventive tender thrilling warm witty elegant lovely memorable rich"
-).split()
-_BAD = (
+)
+_BAD = _words(
     "dull clumsy tedious bland awful shallow stale lifeless annoying sloppy predictable hollow "
     "noisy boring silly lazy ugly pointless weak flat"
-).split()
-_LIKED = "loved enjoyed admired liked praised recommended".split()
-_LOATHED = "hated disliked regretted endured mocked dreaded".split()
-_VIEWERS = "critics|audiences|my friends|most viewers|we all|people here".split("|")
-_FILMS = "film movie comedy thriller picture sequel remake documentary western debut".split()
-_NEGATIONS = "not|never|hardly|anything but|far from".split("|")
+)
+_LIKED = _words("loved enjoyed admired liked praised recommended")
+_LOATHED = _words("hated disliked regretted endured mocked dreaded")
+_VIEWERS = ["critics", "audiences", "my friends", "most viewers", "we all", "people here"]
+_FILMS = _words("film movie comedy thriller picture sequel remake documentary western debut")
+_NEGATIONS = ["not", "never", "hardly", "anything but", "far from"]
 
 
 def generated_text(seed: int, num_documents: int) -> list[list[str]]:
@@ -118,7 +123,7 @@ def generated_sentiment(seed: int, num_sentences: int) -> list[tuple[str, int]]:
     """Return different review sentences with label 1 (positive) or 0, half of them each.
 
     About a fifth negate ("not superb"), a few set a bad clause against a final good one or the
-    other way round, and 2 % carry the wrong label; so a bag of words reaches about 0.9, and
+    other way round, and 2 % carry the wrong label; so a bag of words reaches about 0.93, and
     reading in order up to 0.98.
     """
     assert num_sentences >= 0
@@ -164,7 +169,7 @@ class _Topic:
     """The words of one topic as one document uses them: the nouns in the document's own order."""
 
     def __init__(self, rng: random.Random, name: str) -> None:
-        nouns, verbs, adjectives = (words.split() for words in _TOPICS[name])
+        nouns, verbs, adjectives = map(_words, _TOPICS[name])
         self._rng = rng
         self._order = [noun for _, noun in sorted((rng.random(), noun) for noun in nouns)]
         self._verbs = verbs
@@ -240,7 +245,7 @@ def _sentence(rng: random.Random, t: _Topic, hero: tuple[str, str, str], season:
 
 
 def _review(rng: random.Random, positive: bool) -> str:
-    if rng.random() < 0.05:
+    if rng.random() < 0.04:
         first, last = _claim(rng, not positive), _claim(rng, positive)
         said = f"{first}, but {last} and that decides it"
     elif rng.random() < 0.35:
@@ -256,7 +261,7 @@ def _claim(rng: random.Random, positive: bool) -> str:
     kind = rng.random()
     # "not good" is said more often than "not bad", as in real reviews: a bag of words then learns
     # that "not" is bad news, and only word order explains the rest.
-    if kind < (0.05 if positive else 0.25):
+    if kind < (0.03 if positive else 0.25):
         said = f"the {thing} is {_pick(rng, _NEGATIONS)} {_pick(rng, _BAD if positive else _GOOD)}"
     elif kind < 0.5:
         said = f"the {thing} is {degree}{_pick(rng, good)}"

@@ -296,7 +296,7 @@ def _layout(task: Task, path: Path, split: str, lines: Sequence[str]) -> _Layout
 
 def _rows(layout: _Layout, lines: Sequence[str]) -> tuple[list[_Row], list[str]]:
     """Return the good rows, and the bad ones as file:line and reason, in file order."""
-    task, path, names, header, _ = layout
+    task, header = layout.task, layout.header
     rows: list[_Row] = []
     bad: list[tuple[int, str]] = []
     seen: set[int] = set()
@@ -318,7 +318,7 @@ def _rows(layout: _Layout, lines: Sequence[str]) -> tuple[list[_Row], list[str]]
         reason = f"label '-1' among labelled rows, allowed are {allowed}, or -1 in every row"
         bad += [(row.line, reason) for row in rows if row.label is None]
         rows = labelled
-    return rows, [f"{path}:{number}: {reason}" for number, reason in sorted(bad)]
+    return rows, [f"{layout.path}:{number}: {reason}" for number, reason in sorted(bad)]
 
 
 def _row(layout: _Layout, number: int, cells: Sequence[str]) -> _Row:

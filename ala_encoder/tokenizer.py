@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ MAX_WORD_LENGTH = 100
 CONTINUATION = "##"
 
 _log = logging.getLogger(__name__)
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_STORABLE = re.compile("[^\n\r\ud800-\udfff]+")
 
 
 class Normalisation(NamedTuple):
@@ -78,6 +81,8 @@ class Tokenizer:
         Raises UserError, naming the path, when neither file is there, one is malformed or of
         another kind, files contradict each other, or a special token is missing.
         """
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; a tokenizer folder is needed")
         full, plain = folder / "tokenizer.json", folder / "vocab.txt"
         config = _read_config(folder / "tokenizer_config.json")
         if full.is_file():
@@ -183,13 +188,17 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without special tokens; "[MASK]" in it is a bracket and a word."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        """Ids of a text, without special tokens; "[MASK]" in it is a bracket and a word.
+
+        Control characters and lone surrogates are dropped, as cleaning does.
+        """
+        ids: list[int] = self._backend.encode(_encodable(text), add_special_tokens=False).ids
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, in order; equal to `encode` one by one, in parallel threads."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        clean = [_encodable(text) for text in texts]
+        encodings = self._backend.encode_batch_fast(clean, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def pair(
@@ -263,6 +272,11 @@ def report(tokenizer: Tokenizer, files: Sequence[Path]) -> dict[str, int | float
         "vocab_size": tokenizer.vocab_size,
         "vocabulary_use": len(seen - tokenizer.special_ids) / max(1, ordinary),
     }
+
+
+def _encodable(text: str) -> str:
+    # The library takes UTF-8 only; a lone surrogate can still come from a JSON escape.
+    return _SURROGATES.sub("", text)
 
 
 def _backend(ids: Mapping[str, int], normalisation: Normalisation) -> tokenizers.Tokenizer:
@@ -463,6 +477,9 @@ def _ordered(path: Path, vocabulary: object) -> list[str]:
     if not isinstance(vocabulary, dict) or not all(type(i) is int for i in vocabulary.values()):
         raise UserError(f"{path}: model.vocab must map pieces to ids")
     pieces = sorted(vocabulary, key=vocabulary.__getitem__)
+    for piece in pieces:
+        if not _STORABLE.fullmatch(piece):
+            raise UserError(f"{path}: piece {piece!r} is empty, holds a line end or is not UTF-8")
     if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"{path}: the ids of model.vocab are not 0 to {len(pieces) - 1}, each once")
     return pieces

@@ -112,9 +112,9 @@ def test_d05_only_class_numbers_enter_a_metric(label: object, side: str) -> None
     pair = (bad, good) if side == "predictions" else (good, bad)
     for function in METRICS.values():
         with pytest.raises(UserError, match=rf"{side} hold .* allowed are 0, 1"):
-            function(*pair)  # type: ignore[arg-type]
+            function(*pair)
     with pytest.raises(UserError):
-        scores(["accuracy"], *pair)  # type: ignore[arg-type]
+        scores(["accuracy"], *pair)
 
 
 # ---- what has no value ---------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a14_nan_is_never_best() -> None:
     assert best_of([nan, 0.5, 0.7, nan], "min") == (0.5, 2)
     assert is_better(0.1, nan, "max") and is_better(0.1, nan, "min")
     # the naive compare keeps the first NaN for ever
-    assert not (0.5 > nan or 0.7 > nan)
+    assert not any(value > nan for value in (0.5, 0.7))
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
@@ -269,8 +269,11 @@ def test_evaluate_metrics_work_offline_and_write_nothing(
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     import evaluate
+
+    # after the import, whose own libraries may make temporary folders
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", str(tmp_path / "metrics"))
 
     predictions, references = [1, 1, 0, 0, 1], [1, 0, 1, 0, 1]
     for name, function in METRICS.items():

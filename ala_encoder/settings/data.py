@@ -34,6 +34,8 @@ class EmbeddedText(Section):
     """The built-in text: 102 Wikipedia articles, or a generated corpus without a package index."""
 
     kind: Literal["embedded"]
+    cache: Path = Path(".cache/quickstart")
+    """Where the downloaded package archive and the cleaned text are kept."""
 
 
 TextSource = Annotated[TextFiles | EmbeddedText, Field(discriminator="kind")]

@@ -1,0 +1,162 @@
+"""The plan of an epoch's batches, and how a global batch reaches the ranks.
+
+For: an order that is a pure function of (seed, phase, epoch). Ranks, micro-batches and workers are
+cut *after* planning, so they cannot change it, and a position (phase, epoch, index) says exactly
+which examples were consumed. Every rank runs the same number of forward and backward calls; where
+a batch does not reach, a rank gets an empty piece. Not for: what an example is (`corpus`,
+`objectives`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ala_encoder.keyed import keyed_permutation
+from ala_encoder.settings.train import BatchSplit
+
+Ids = NDArray[np.int64]
+Inputs = Mapping[str, Tensor]
+
+
+class Examples(Protocol):
+    """What can be trained or evaluated on: numbered examples that know their loss denominators."""
+
+    def __len__(self) -> int: ...
+
+    def counts(self, ids: Ids, epoch: int) -> NDArray[np.int64]:
+        """Return how many targets each example has in this epoch."""
+        ...
+
+    def num_tokens(self, ids: Ids) -> int:
+        """Return how many real input tokens the examples have together."""
+        ...
+
+    def collate(self, ids: Ids, epoch: int) -> Inputs:
+        """Return model inputs for the examples; an empty `ids` gives a batch without targets."""
+        ...
+
+
+@dataclass(frozen=True)
+class Position:
+    """The next batch to consume; stored in every checkpoint. The step is only a counter."""
+
+    phase: int = 0
+    epoch: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Global batches of `batch_size` examples in a keyed order; the last of an epoch is shorter."""
+
+    seed: int
+    num_examples: int
+    batch_size: int
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-self.num_examples // self.batch_size)
+
+    def epoch(self, phase: int, epoch: int) -> Ids:
+        """Return the ids of an epoch in order: int64 [num_examples]."""
+        return keyed_permutation(self.num_examples, self.seed, phase, epoch)
+
+    def after(self, position: Position) -> Position:
+        """Return the position that follows one batch."""
+        if position.index + 1 < self.batches_per_epoch:
+            return Position(position.phase, position.epoch, position.index + 1)
+        return Position(position.phase, position.epoch + 1, 0)
+
+    def walk(self, start: Position) -> Iterator[tuple[Position, Ids]]:
+        """Yield (position, ids of the global batch) from `start`, without end."""
+        position = start
+        while True:
+            order = self.epoch(position.phase, position.epoch)
+            while True:
+                first = position.index * self.batch_size
+                yield position, order[first : first + self.batch_size]
+                follows = self.after(position)
+                ended, position = follows.epoch != position.epoch, follows
+                if ended:
+                    break
+
+
+def pieces(ids: Ids, rank: int, world_size: int, split: BatchSplit) -> list[Ids]:
+    """Return this rank's share of a global batch, one piece for each accumulation step.
+
+    Piece a of rank r is number a · world_size + r of the batch cut into runs of `micro` examples;
+    past the batch's end pieces are empty.
+    """
+    starts = [(step * world_size + rank) * split.micro for step in range(split.accumulation)]
+    return [ids[start : start + split.micro] for start in starts]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One optimizer step's data, as one rank sees it."""
+
+    position: Position
+    ids: Ids
+    """The whole global batch, in order."""
+    count: int
+    """Targets in the global batch: the denominator of the loss on every rank."""
+    num_tokens: int
+    """Real input tokens in the global batch."""
+    micro_batches: list[Inputs]
+    """This rank's inputs, one entry for each accumulation step."""
+
+
+class _Steps(Dataset[StepBatch]):
+    def __init__(self, examples: Examples, rank: int, world_size: int, split: BatchSplit) -> None:
+        self.examples, self.rank, self.world_size, self.split = examples, rank, world_size, split
+
+    def __getitem__(self, item: tuple[Position, Ids]) -> StepBatch:
+        position, ids = item
+        epoch = position.epoch
+        return StepBatch(
+            position=position,
+            ids=ids,
+            count=int(self.examples.counts(ids, epoch).sum()),
+            num_tokens=self.examples.num_tokens(ids),
+            micro_batches=[
+                self.examples.collate(piece, epoch)
+                for piece in pieces(ids, self.rank, self.world_size, self.split)
+            ],
+        )
+
+
+def step_batches(
+    examples: Examples,
+    plan: Plan,
+    start: Position,
+    *,
+    rank: int,
+    world_size: int,
+    split: BatchSplit,
+    num_workers: int = 0,
+) -> Iterator[StepBatch]:
+    """Yield the batches of consecutive steps from `start`, assembled here or by workers."""
+    steps = _Steps(examples, rank, world_size, split)
+    walk: Sequence[tuple[Position, Ids]] = _Walk(plan, start)  # type: ignore[assignment]
+    loader: DataLoader[StepBatch] = DataLoader(
+        steps, batch_size=None, sampler=walk, num_workers=num_workers
+    )
+    yield from loader
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """A plan's walk as a sampler; the order exists before any worker does."""
+
+    plan: Plan
+    start: Position
+
+    def __iter__(self) -> Iterator[tuple[Position, Ids]]:
+        return self.plan.walk(self.start)

@@ -1,0 +1,161 @@
+"""Numbered training examples made from token arrays or from labelled sentences.
+
+For: blocks of running text for masked language modelling, and sentences or pairs for a classifier;
+both serve `batches.Examples`. Not for: the order they come in (`batches`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ala_encoder import glue
+from ala_encoder.batches import Ids, Inputs
+from ala_encoder.errors import UserError
+from ala_encoder.objectives import IGNORE, Corruption, check_labels, pad
+from ala_encoder.settings.data import TaskSettings
+from ala_encoder.tokenizer import Tokenizer
+
+
+class MaskedBlocks:
+    """Blocks of `length` tokens, [CLS] text [SEP], corrupted for masked language modelling.
+
+    Block b holds tokens b·(length−2) … of the array; the last, shorter one is padded, never lost.
+    """
+
+    def __init__(
+        self,
+        tokens: NDArray[np.unsignedinteger[Any]],
+        length: int,
+        tokenizer: Tokenizer,
+        corruption: Corruption,
+        *,
+        name: str,
+    ) -> None:
+        """Raises UserError when there are fewer tokens than one block of training text."""
+        self.tokens, self.length, self.corruption, self.name = tokens, length, corruption, name
+        self.text_length = length - 2
+        self.cls_id, self.sep_id, self.pad_id = (
+            tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id,
+        )
+        if name == "train" and len(tokens) < self.text_length:
+            raise UserError(
+                f"data.length = {length}: the training text has only {len(tokens)} tokens"
+            )
+
+    def __len__(self) -> int:
+        return -(-len(self.tokens) // self.text_length)
+
+    def blocks(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (input_ids int64 [B, length], real tokens of each row int64 [B])."""
+        starts = np.asarray(ids, dtype=np.int64) * self.text_length
+        sizes = np.minimum(self.text_length, len(self.tokens) - starts)
+        inside = np.arange(self.text_length)[None] < sizes[:, None]
+        places = np.where(inside, starts[:, None] + np.arange(self.text_length)[None], 0)
+        rows = np.full((len(starts), self.length), self.pad_id, dtype=np.int64)
+        rows[:, 0] = self.cls_id
+        rows[:, 1:-1] = np.where(inside, self.tokens[places].astype(np.int64), self.pad_id)
+        rows[np.arange(len(starts)), sizes + 1] = self.sep_id
+        return rows, sizes + 2
+
+    def counts(self, ids: Ids, epoch: int) -> NDArray[np.int64]:
+        """Return the number of targets of each block: int64 [B]."""
+        rows, _ = self.blocks(ids)
+        if self.corruption.selection == "exact":
+            return self.corruption.exact_counts(self.corruption.ordinary(rows).sum(1))
+        return self.corruption.selected(rows, np.asarray(ids), epoch).sum(1)
+
+    def num_tokens(self, ids: Ids) -> int:
+        """Return the real tokens of the blocks, [CLS] and [SEP] included."""
+        starts = np.asarray(ids, dtype=np.int64) * self.text_length
+        return int((np.minimum(self.text_length, len(self.tokens) - starts) + 2).sum())
+
+    def collate(self, ids: Ids, epoch: int) -> Inputs:
+        """Return input_ids [B, T], segments [B, T] where a row is padded, targets [N], labels [N].
+
+        An empty `ids` gives one row and no target. `targets` are places in the flattened [B·T],
+        filled up to the largest possible number with place 0 and label IGNORE, so that shapes
+        stay the same from step to step.
+        """
+        is_empty = len(ids) == 0
+        ids = np.zeros(1, dtype=np.int64) if is_empty else np.asarray(ids)
+        rows, sizes = self.blocks(ids)
+        corrupted, chosen = self.corruption.apply(rows, ids, epoch)
+        if is_empty:
+            chosen[:] = False
+        places = np.flatnonzero(chosen)
+        width = len(places)
+        if self.corruption.selection == "exact":
+            most = self.corruption.exact_counts(np.array([self.text_length]))
+            width = len(ids) * int(most[0])
+        targets = np.zeros(width, dtype=np.int64)
+        labels = np.full(width, IGNORE, dtype=np.int64)
+        targets[: len(places)] = places
+        labels[: len(places)] = rows.reshape(-1)[places]
+        inputs = {
+            "input_ids": torch.from_numpy(corrupted),
+            "targets": torch.from_numpy(targets),
+            "labels": torch.from_numpy(labels),
+        }
+        if (sizes < self.length).any():
+            segments = (np.arange(self.length)[None] < sizes[:, None]).astype(np.int64)
+            inputs["segments"] = torch.from_numpy(segments)
+        return inputs
+
+    def target_tokens(self, epoch: int) -> NDArray[np.int64]:
+        """Return the true tokens at every target of an epoch: the reference for a unigram."""
+        ids = np.arange(len(self), dtype=np.int64)
+        rows, _ = self.blocks(ids)
+        return rows[self.corruption.selected(rows, ids, epoch)]
+
+
+class LabelledSentences:
+    """Sentences or pairs with a class each, tokenised once; rows are padded to the longest."""
+
+    def __init__(
+        self, examples: glue.Examples, task: glue.Task, data: TaskSettings, tokenizer: Tokenizer
+    ) -> None:
+        self.task, self.pad_id = task, tokenizer.pad_id
+        self.source, self.ids, self.labels = examples.source, examples.ids, examples.labels
+        first = tokenizer.encode_batch(examples.first)
+        second = [None] * len(first) if examples.second is None else tokenizer.encode_batch(
+            examples.second
+        )
+        special = 2 if examples.second is None else 3
+        self.num_cut = sum(
+            len(a) + len(b or ()) + special > data.length
+            for a, b in zip(first, second, strict=True)
+        )
+        self.rows = [
+            tokenizer.pair(a, b, data.length) for a, b in zip(first, second, strict=True)
+        ]
+        if self.labels is not None:
+            check_labels(np.asarray(self.labels, dtype=np.int64), task.num_labels)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def counts(self, ids: Ids, epoch: int) -> NDArray[np.int64]:
+        """Every example is one target."""
+        return np.ones(len(ids), dtype=np.int64)
+
+    def num_tokens(self, ids: Ids) -> int:
+        """Return the real tokens of the examples."""
+        return sum(len(self.rows[i][0]) for i in ids)
+
+    def collate(self, ids: Ids, epoch: int) -> Inputs:
+        """Return input_ids, segments, token_types [B, T] and labels [B]; see `batches.Examples`."""
+        is_empty = len(ids) == 0
+        rows = [self.rows[i] for i in ids] or [self.rows[0]]
+        labels = [IGNORE] * len(rows)
+        if self.labels is not None and not is_empty:
+            labels = [self.labels[i] for i in ids]
+        return {
+            "input_ids": pad([tokens for tokens, _ in rows], self.pad_id),
+            "segments": pad([[1] * len(tokens) for tokens, _ in rows], 0),
+            "token_types": pad([types for _, types in rows], 0),
+            "labels": torch.tensor(labels, dtype=torch.int64),
+        }

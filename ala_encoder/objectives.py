@@ -1,0 +1,118 @@
+"""What a model is trained for: the corruption of masked language modelling, and losses as sums.
+
+For: choosing target positions by a keyed hash, and (loss sum, count) pairs, never a mean. Not for:
+dividing by the global count (`engine`) or where the tokens come from (`corpus`).
+
+Masked language model: Devlin et al. 2018: 15 % of the positions are targets; of those 80 % become
+[MASK], 10 % a random token, 10 % stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from ala_encoder.keyed import keyed_uniform
+
+IGNORE = -100
+"""The one label that is never counted."""
+
+_SELECT, _ACTION, _TOKEN = 1, 2, 3  # streams of the keyed hash
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """Chooses and corrupts target positions; special tokens are neither targets nor replacements.
+
+    The choice for an example depends on (seed, epoch, example id) alone. `exact` takes
+    max(1, round(probability · n)) of an example's n ordinary tokens, so that the number of
+    targets follows from its length; `independent` tosses a coin for each token, as Hugging Face.
+    """
+
+    seed: int
+    vocab_size: int
+    mask_id: int
+    special_ids: frozenset[int]
+    probability: float = 0.15
+    selection: Literal["exact", "independent"] = "exact"
+
+    def ordinary(self, input_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which tokens may be targets: bool, the shape of `input_ids`."""
+        return ~np.isin(input_ids, self._specials)
+
+    def selected(
+        self, input_ids: NDArray[np.int64], example_ids: NDArray[np.int64], epoch: int
+    ) -> NDArray[np.bool_]:
+        """Return the target positions of a batch: input_ids int [B, T] → bool [B, T]."""
+        ordinary = self.ordinary(input_ids)
+        u = self._uniform(example_ids, epoch, input_ids.shape[1], _SELECT)
+        if self.selection == "independent":
+            return ordinary & (u < self.probability)
+        wanted = self.exact_counts(ordinary.sum(1))
+        ranks = np.where(ordinary, u, 2.0).argsort(1, kind="stable").argsort(1, kind="stable")
+        chosen: NDArray[np.bool_] = ranks < wanted[:, None]
+        return chosen
+
+    def exact_counts(self, ordinary: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return max(1, round(p · n)) for each n, and 0 where there is nothing to choose."""
+        counts = np.maximum(1, np.rint(self.probability * ordinary)).astype(np.int64)
+        return np.where(ordinary > 0, counts, 0)
+
+    def apply(
+        self, input_ids: NDArray[np.int64], example_ids: NDArray[np.int64], epoch: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return (corrupted input_ids [B, T], targets bool [B, T])."""
+        chosen = self.selected(input_ids, example_ids, epoch)
+        action = self._uniform(example_ids, epoch, input_ids.shape[1], _ACTION)
+        u = self._uniform(example_ids, epoch, input_ids.shape[1], _TOKEN)
+        replacement = self._replacements[(u * len(self._replacements)).astype(np.int64)]
+        corrupted = np.where(chosen & (action < 0.8), self.mask_id, input_ids)
+        random = chosen & (action >= 0.8) & (action < 0.9)
+        return np.where(random, replacement, corrupted), chosen
+
+    @property
+    def _specials(self) -> NDArray[np.int64]:
+        return np.array(sorted(self.special_ids), dtype=np.int64)
+
+    @property
+    def _replacements(self) -> NDArray[np.int64]:
+        return np.setdiff1d(np.arange(self.vocab_size), self._specials)
+
+    def _uniform(
+        self, example_ids: NDArray[np.int64], epoch: int, length: int, stream: int
+    ) -> NDArray[np.float64]:
+        return keyed_uniform(
+            self.seed, stream, epoch, np.asarray(example_ids)[:, None], np.arange(length)[None, :]
+        )
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (summed loss in nats, number of targets), in float32; IGNORE labels do not count.
+
+    logits: [N, V]; labels: int [N], checked by `check_labels` where they were made.
+    """
+    loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
+    return loss, (labels != IGNORE).sum()
+
+
+def check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
+    """Raise ValueError for a label that is neither a class nor IGNORE: on a GPU it would poison."""
+    wrong = labels[(labels != IGNORE) & ((labels < 0) | (labels >= num_classes))]
+    if wrong.size:
+        raise ValueError(f"label {wrong[0]}: allowed are 0 … {num_classes - 1} and {IGNORE}")
+
+
+def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """Return rows of different lengths as one int64 [B, T], padded on the right."""
+    width = max((len(row) for row in rows), default=0)
+    out = np.full((len(rows), width), value, dtype=np.int64)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return torch.from_numpy(out)
