@@ -90,12 +90,11 @@ class Attention(nn.Module):
 
         Weights are handed out when asked for, whatever the path: `dense` is computed then.
         """
+        if visibility.real is not None:
+            # A NaN times a weight or a gradient of 0 is still NaN, so padding is emptied first.
+            x = x.masked_fill(~visibility.real[..., None], 0.0)
         q, k = bank(x, self.layer)
         v = split_heads(self.v_proj(x), self.head_dim)
-        if visibility.real is not None:
-            # A hidden NaN times a weight of 0 is still NaN, so padding is emptied here.
-            gone = ~visibility.real[:, None, :, None]
-            q, k, v = (t.masked_fill(gone, 0.0) for t in (q, k, v))
         keep, bias = self._masks(x)
         given = {"bias": bias, "visible": visibility.pairs, "groups": self.groups}
         weights = None

@@ -21,6 +21,9 @@ from torch.utils.data import DataLoader, Dataset
 from ala_encoder.keyed import keyed_permutation
 from ala_encoder.settings.train import BatchSplit
 
+FIXED_EPOCH = 0
+"""The one epoch of validation: its masks are the same at every step and for every variant."""
+
 Ids = NDArray[np.int64]
 Inputs = Mapping[str, Tensor]
 

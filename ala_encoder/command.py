@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
-from ala_encoder.errors import UserError, nearest
+from ala_encoder.errors import RunStopped, UserError, nearest
 from ala_encoder.settings.loader import check, load
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -50,6 +50,10 @@ def run(
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except RunStopped as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"stopped: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -14,6 +14,10 @@ class UserError(ValueError):
     """A mistake the user can fix; its text is one line: where, what was given, what is allowed."""
 
 
+class RunStopped(RuntimeError):
+    """A run that must not go on, such as one with a gradient that is not finite; exit code 1."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean X?)' for the closest allowed word, or '' when none is close."""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)

@@ -13,11 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from ala_encoder import glue
-from ala_encoder.batches import Ids, Inputs
+from ala_encoder.batches import FIXED_EPOCH, Ids, Inputs
 from ala_encoder.errors import UserError
+from ala_encoder.metrics import Unigram
 from ala_encoder.objectives import IGNORE, Corruption, check_labels, pad
-from ala_encoder.settings.data import TaskSettings
+from ala_encoder.settings.data import CorpusSettings, TaskSettings
 from ala_encoder.tokenizer import Tokenizer
+
+
+_FIXED_SEED = 0
 
 
 class MaskedBlocks:
@@ -159,3 +163,41 @@ class LabelledSentences:
             "token_types": pad([types for _, types in rows], 0),
             "labels": torch.tensor(labels, dtype=torch.int64),
         }
+
+
+def training_blocks(
+    tokens: NDArray[np.unsignedinteger[Any]], data: CorpusSettings, tokenizer: Tokenizer, seed: int
+) -> MaskedBlocks:
+    """Return training blocks, whose masks change with the seed and the epoch."""
+    return MaskedBlocks(
+        tokens, data.length, tokenizer, _corruption(data, tokenizer, seed), name="train"
+    )
+
+
+def validation_blocks(
+    tokens: NDArray[np.unsignedinteger[Any]], data: CorpusSettings, tokenizer: Tokenizer
+) -> MaskedBlocks:
+    """Return validation blocks; all variants and seeds share their one mask set."""
+    return MaskedBlocks(
+        tokens, data.length, tokenizer, _corruption(data, tokenizer, _FIXED_SEED), name="valid"
+    )
+
+
+def _corruption(data: CorpusSettings, tokenizer: Tokenizer, seed: int) -> Corruption:
+    return Corruption(
+        seed=seed,
+        vocab_size=tokenizer.vocab_size,
+        mask_id=tokenizer.mask_id,
+        special_ids=tokenizer.special_ids,
+        probability=data.mask_probability,
+        selection=data.mask_selection,
+    )
+
+
+def unigram_loss(
+    train: NDArray[np.unsignedinteger[Any]], valid: MaskedBlocks, vocab_size: int
+) -> float:
+    """Return the loss in nats of a unigram model of the training text on the validation targets."""
+    counts = np.bincount(train.astype(np.int64), minlength=vocab_size)
+    counts[list(valid.corruption.special_ids)] = 0  # never a target
+    return Unigram(counts).loss(valid.target_tokens(FIXED_EPOCH))

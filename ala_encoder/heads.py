@@ -95,9 +95,11 @@ class HeadTable:
 
     @classmethod
     def parse(cls, rows: Sequence[Sequence[str]]) -> HeadTable:
-        """Build a table from cells; raises UserError for a bad cell or rows of unequal length."""
+        """Build a table; raises UserError for a bad cell, no cells or rows of unequal length."""
         table = cls(tuple(tuple(parse_head(cell) for cell in row) for row in rows))
         widths = sorted({len(row) for row in table.rows})
+        if widths in ([], [0]):
+            raise UserError("no heads: a table has one row for a layer, one cell for a head")
         if len(widths) != 1:
             raise UserError(f"rows of {' and '.join(map(str, widths))} heads: all must be equal")
         return table

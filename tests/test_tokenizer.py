@@ -32,7 +32,7 @@ SENTENCES = [
     "don't stop; it's 3.14 (or 1,000,000)...   tabs\tand\nlines\r\nhere",
     "中文字符 mixed with ひらがな and 한국어, Привет мир, مرحبا",
     "zero\u200bwidth, soft\u00adhyphen, nul\x00 and \ufffd and \ufeffmark",
-    "nbsp\u00a0here\u2028there",
+    "nbsp\u00a0here\u2028there, unit\x1cseparator\x85next",
     "emoji \U0001f642\U0001f469\u200d\U0001f52c and \U0001d518\U0001d52b",
     "x" * 100 + " " + "x" * 101 + " " + "ab" * 50 + "c",
     "   ",
@@ -530,6 +530,7 @@ def test_report_counts_the_pieces_that_encode_gives(trained: Tokenizer, files: l
         lines += stream.read().split("\n")
     ids = [index for row in trained.encode_batch(lines) for index in row]
     assert counts["pieces"] == len(ids)
+    assert counts["words"] == sum(not trained.pieces[i].startswith("##") for i in ids)
     assert counts["unknown_words"] == ids.count(trained.unk_id) == 0
     assert counts["vocabulary_use"] == pytest.approx(len(set(ids)) / 595)
 

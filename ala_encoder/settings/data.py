@@ -61,6 +61,8 @@ class TaskSettings(Section):
     """Name of the GLUE task: sst2, mrpc."""
     path: Path | None = None
     """Folder with train.tsv, dev.tsv and test.tsv; none: the embedded set (an sst2-style task)."""
+    cache: Path = Path(".cache/quickstart")
+    """Where the embedded set's archive and files are kept."""
     length: Annotated[int, Field(ge=5)] = 128
     """Longest input in tokens, [CLS] and [SEP] included; longer ones are cut and counted."""
     on_bad_row: Literal["error", "skip"] = "error"

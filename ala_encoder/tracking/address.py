@@ -26,13 +26,15 @@ def default_uri() -> str:
     return checked_uri("sqlite:///mlflow.db")
 
 
-def checked_uri(uri: str, where: str = "tracking.uri") -> str:
-    """Return `uri` with a sqlite path made absolute.
+def checked_uri(uri: str | None, where: str = "tracking.uri") -> str:
+    """Return `uri` with a sqlite path made absolute; None or "" gives `default_uri()`.
 
     Raises `UserError` for a folder store (`file:./mlruns`, a bare path), which MLflow 3 refuses
     and would refuse only after the model is built; for a sqlite store in memory, which the
     mirroring process could not share; and for a scheme MLflow does not know.
     """
+    if not uri:
+        return default_uri()
     if uri == "databricks":
         return uri
     scheme = uri.partition(":")[0] if ":" in uri else "file"
@@ -44,14 +46,18 @@ def checked_uri(uri: str, where: str = "tracking.uri") -> str:
         )
     if dialect not in _SCHEMES:
         raise UserError(
-            f"{where}: {uri!r} has the scheme {scheme!r}; allowed are {', '.join(_SCHEMES)}"
+            f"{where}: {public_uri(uri)!r} has the scheme {scheme!r}; allowed are "
+            + ", ".join(_SCHEMES)
             + nearest(dialect, _SCHEMES)
         )
     if dialect in ("http", "https") and not urlsplit(uri).hostname:
         raise UserError(f"{where}: {uri!r} names no server; write http://SERVER:PORT")
-    if dialect != "sqlite":
-        return uri
-    database, question, query = uri.partition(":///")[2].partition("?")
+    return _absolute_sqlite(uri, where) if dialect == "sqlite" else uri
+
+
+def _absolute_sqlite(uri: str, where: str) -> str:
+    scheme, _, rest = uri.partition(":///")
+    database, question, query = rest.partition("?")
     if not database or database == ":memory:":
         raise UserError(f"{where}: {uri!r} names no file; write sqlite:///mlflow.db")
     path = Path(database).absolute()

@@ -11,7 +11,6 @@ starts.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import math
@@ -97,8 +96,12 @@ class Writer:
         self._complained = self._closed = False
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         # Held while the run lives, so that a replay can tell a living run from a killed one.
-        with contextlib.suppress(OSError):
+        try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{path}: another process has this log open; is the run still going on?")
+        except OSError:  # a file system without locks
+            pass
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             self._unwritten += b"\n"
@@ -135,7 +138,7 @@ def numbers(values: Mapping[str, float]) -> dict[str, Any]:
         try:
             number = float(value)
         except OverflowError:  # an int beyond the range of floats
-            number = math.copysign(math.inf, value)
+            number = math.inf if value > 0 else -math.inf
         finite = math.isfinite(number)
         plain[name] = number if finite else None
         if not finite:

@@ -3,7 +3,7 @@
 For: rank 0 of a training or evaluation. Each call appends one line of strict JSON and returns; a
 child process (`python -m ala_encoder.tracking`) follows the file and copies it into MLflow, so that
 a slow or missing server, or MLflow's own import (seconds), never holds the training.
-Not for: talking to MLflow (that is `tracking`), other ranks (they take `null_log()`).
+Not for: talking to MLflow (that is `mirror`), other ranks (they take `null_log()`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ala_encoder.events import EVENTS, Writer, numbers
-from ala_encoder.store_uri import checked_uri, default_uri, public_uri
+from ala_encoder.errors import UserError
+from ala_encoder.tracking.address import checked_uri, public_uri
+from ala_encoder.tracking.events import EVENTS, Writer, numbers
 
 AWAY_SECONDS = 2.0
 """What an absent store may cost at exit."""
@@ -47,7 +48,7 @@ class RunInfo:
     parent_run_id: str | None = None
 
 
-# ------------------------------------------------------------------------------ the mirror process
+# ---- the mirror process
 
 
 class _Mirror:
@@ -70,8 +71,8 @@ class _Mirror:
         self._reported = threading.Event()
         self._state = "probing" if self._remote else "starting"
         self._since = self._connected = time.monotonic()
-        self._away_said = False
-        root = str(Path(__file__).resolve().parent.parent)
+        self._away_said = self._given_up = False
+        root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         # The address goes by the environment: it may hold a password, and arguments are public.
         environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": path}
@@ -80,6 +81,7 @@ class _Mirror:
         with (folder / "mlflow.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
+                bufsize=0,  # a buffer's lock, held by the reading thread, would be copied by a fork
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -90,27 +92,33 @@ class _Mirror:
         self._reader.start()
 
     def _read(self) -> None:
+        """Take in the child's reports until it ends; runs in a thread."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            report = json.loads(line)
-            self._since = time.monotonic()
-            if self._state in ("probing", "starting"):
-                self._connected = self._since
-            self._state = report["state"]
-            self.run_id = report.get("run_id", self.run_id)
-            if report.get("refused"):
-                self._note(report["refused"])
-            if self._state == "away":
-                self._away(report["error"])
-            if self._state == "up" and self._away_said:
-                self._away_said = False
-                self._say(f"MLflow at {self._store} answers again")
-            if self._state in ("away", "up"):
-                self.known.set()
-            self._reported.set()
-        if self._state != "done":
+        rest = b""
+        while chunk := os.read(self._process.stdout.fileno(), 1 << 16):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+        if self._state != "done" and not self._given_up:
             self._away("the mirroring process ended; see mlflow.log in the run folder")
         self.known.set()
+        self._reported.set()
+
+    def _take(self, report: dict[str, Any]) -> None:
+        self._since = time.monotonic()
+        if self._state in ("probing", "starting"):
+            self._connected = self._since
+        self._state = report["state"]
+        self.run_id = report.get("run_id", self.run_id)
+        if report.get("refused"):
+            self._note(report["refused"])
+        if self._state == "away":
+            self._away(report["error"])
+        if self._state == "up" and self._away_said:
+            self._away_said = False
+            self._say(f"MLflow at {self._store} answers again")
+        if self._state in ("away", "up"):
+            self.known.set()
         self._reported.set()
 
     def _away(self, error: str) -> None:
@@ -121,19 +129,20 @@ class _Mirror:
             self._note(text)
             self._say(f"{text}; the run goes on, its log is {self._folder / EVENTS}")
 
-    def finish(self, hurry: bool) -> None:
+    def finish(self, status: str) -> None:
         """Wait for the rest to be copied, within the limits above; then end the process."""
         assert self._process.stdin is not None
-        asked = time.monotonic()
+        asked, hurry = time.monotonic(), status == "KILLED"
         try:
             with contextlib.suppress(OSError):
-                self._process.stdin.write(b"\n")
+                self._process.stdin.write(status.encode())
                 self._process.stdin.close()
             while self._process.poll() is None and time.monotonic() < self._deadline(asked, hurry):
                 self._reported.clear()
                 self._reported.wait(0.05)
         finally:
             if self._process.poll() is None:
+                self._given_up = True
                 self._process.kill()
             done = self._process.wait() == 0
             self._reader.join(1.0)
@@ -156,14 +165,18 @@ class _Mirror:
         return min(max(asked, self._since) + AWAY_SECONDS, most) if self._remote else most
 
 
-# -------------------------------------------------------------------------------------- the run log
+# ---- the run log
 
 
 class RunLog:
     """The log of one run: lines in `<folder>/metrics.jsonl`, mirrored by MLflow.
 
-    Raises `UserError` for an impossible store address, before anything is written. No other call
-    raises for what happens to the store or the disk.
+    Resuming is opening the same folder again: the same MLflow run goes on. A context manager: the
+    status is FINISHED, FAILED after an exception, KILLED after Ctrl-C or an exit by a signal
+    (codes above 128); the exception goes on.
+
+    Raises `UserError` for an impossible store address and a folder that cannot be written. No
+    other call raises for what happens to the store or the disk.
     """
 
     def __init__(
@@ -176,11 +189,14 @@ class RunLog:
         system_metrics: bool = True,
         say: Callable[[str], object] = print,
     ) -> None:
-        store = (checked_uri(uri) if uri else default_uri()) if enabled else None
+        store = checked_uri(uri) if enabled else None
         self.folder = Path(folder).absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._closed = False
-        self._writer = Writer(self.folder / EVENTS, say)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._writer = Writer(self.folder / EVENTS, say)
+        except OSError as error:
+            raise UserError(f"{self.folder}: cannot keep a log here ({error})") from error
         self._mirror: _Mirror | None = None
         tags = {"mlflow.user": _user(), "mlflow.source.name": sys.argv[0], **info.tags}
         if info.parent_run_id:
@@ -254,7 +270,7 @@ class RunLog:
         self._closed = True
         self._writer.write("end", status=status)
         if self._mirror is not None:
-            self._mirror.finish(hurry=status == "KILLED")
+            self._mirror.finish(status)
 
     def _note(self, text: str) -> None:
         self._writer.write("note", text=text)

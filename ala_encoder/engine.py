@@ -1,0 +1,309 @@
+"""The only file that knows DeepSpeed: processes, precision, ZeRO, exact gradients, full weights.
+
+For: turning a model and settings into something that takes (loss sum, global count) and updates
+only when the gradient is finite. Not for: the loop (`training`) or folders (`checkpoint`).
+
+Gradient of the global token mean: DeepSpeed averages gradients over ranks and does not know counts,
+so each loss sum is multiplied by world_size / global_count and its own division by the accumulation
+steps is turned off: then the step equals one big batch, whatever the split.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fcntl
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ala_encoder import optim, ranks
+from ala_encoder.errors import UserError
+from ala_encoder.settings.engine import EngineSettings
+from ala_encoder.settings.experiment import TrainingRun
+from ala_encoder.settings.train import BatchSplit
+
+_SHM = "deepspeed_shm_comm"
+_COLLECTIVE_TIMEOUT = timedelta(seconds=600)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an optimizer step did."""
+
+    applied: bool
+    grad_norm: float
+    """Global norm before clipping; inf when the gradient was not finite."""
+    loss_scale: float
+    """fp16's dynamic scale; 1 in other precisions."""
+
+
+class Engine:
+    """A model under DeepSpeed."""
+
+    def __init__(self, model: nn.Module, run: TrainingRun, split: BatchSplit) -> None:
+        """Raises UserError for a precision the device does not have or a key DeepSpeed refuses."""
+        import deepspeed
+
+        self.precision = choose_precision(run.engine)
+        if run.engine.activation_checkpointing:
+            model.encoder.stack.activation_checkpointing = True  # type: ignore[union-attr]
+        self.config = deepspeed_config(run, split, ranks.world_size(), self.precision)
+        self._is_plain = run.engine.zero_stage == 0 and self.precision == "float32"
+        self._device = device()
+        try:
+            self._engine = deepspeed.initialize(
+                model=model.to(self._device),
+                optimizer=_optimizer(model, run),
+                config=copy.deepcopy(self.config),
+            )[0]
+        except (deepspeed.DeepSpeedConfigError, ValueError, TypeError) as error:
+            raise UserError(f"deepspeed: {str(error).splitlines()[0]}") from error
+
+    @property
+    def module(self) -> nn.Module:
+        module: nn.Module = self._engine.module
+        return module
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the model's logits; tensors are moved to the device, `labels` stay behind."""
+        moved = {
+            name: tensor.to(self._device, non_blocking=True)
+            for name, tensor in inputs.items()
+            if name != "labels"
+        }
+        logits: Tensor = self._engine(**moved)
+        return logits
+
+    def train(self) -> None:
+        self._engine.train()
+
+    def eval(self) -> None:
+        self._engine.eval()
+
+    def backward(self, loss_sum: Tensor, global_count: int, *, is_last: bool) -> None:
+        """Add the gradient of loss_sum / global_count; `is_last` ends the accumulation."""
+        scaled = loss_sum * (ranks.world_size() / global_count)
+        self._engine.backward(scaled, scale_wrt_gas=False)
+        if not is_last:
+            self._engine.step()
+
+    def step(self, learning_rate: float) -> Update:
+        """Clip and update; a gradient that is not finite on any rank changes nothing."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = self._refuse_nonfinite() if self._is_plain else None
+        self._engine.step()
+        if norm is None:
+            overflow = bool(getattr(self._engine.optimizer, "overflow", False))
+            value = self._engine.get_global_grad_norm()
+            norm = float("inf") if overflow or value is None else float(value)
+            applied = not overflow
+        else:
+            applied = norm != float("inf")
+        scale = float(getattr(self._engine.optimizer, "cur_scale", 1.0) or 1.0)
+        return Update(applied, norm, scale if self.precision == "fp16" else 1.0)
+
+    def _refuse_nonfinite(self) -> float:
+        """ZeRO 0 in float32 would apply a NaN; without gradients AdamW does nothing at all.
+
+        Gradients are already summed over ranks here, so every rank decides alike.
+        """
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        if norm == norm and norm != float("inf"):
+            return norm
+        for parameter in parameters:
+            parameter.grad = None
+        return float("inf")
+
+    def full_state(self) -> dict[str, Tensor]:
+        """Return every weight in float32 on the CPU, gathered from all ranks; call it on all.
+
+        Masters are taken where DeepSpeed keeps them, so a bf16 run exports what it trained.
+        """
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.module.named_parameters():
+            master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+            value = parameter if master is None else master
+            if ranks.is_main():
+                state[name] = value.detach().float().cpu().reshape(_full_shape(parameter)).clone()
+        return state
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer state of all ranks into `folder`; call it on all ranks."""
+        self._engine.save_checkpoint(str(folder), tag="deepspeed", save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Read back what `save` wrote, at the same world size and ZeRO stage."""
+        loaded, _ = self._engine.load_checkpoint(str(folder), tag="deepspeed")
+        assert loaded is not None, f"DeepSpeed found nothing in {folder}"
+
+    def random_state(self) -> dict[str, Tensor]:
+        """Return this rank's generator states as plain tensors."""
+        states = {"cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state()
+        return states
+
+    def set_random_state(self, states: Mapping[str, Tensor]) -> None:
+        """Restore what `random_state` returned."""
+        torch.set_rng_state(states["cpu"])
+        if "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"])
+
+
+def _full_shape(parameter: nn.Parameter) -> torch.Size:
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
+
+
+def _optimizer(model: nn.Module, run: TrainingRun) -> torch.optim.Optimizer:
+    if run.engine.offload_optimizer == "cpu" and torch.cuda.is_available():
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        settings = run.optim
+        cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            optim.parameter_groups(model, settings.weight_decay),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            adamw_mode=True,
+        )
+        return cpu_adam
+    return optim.adamw(model, run.optim)
+
+
+def choose_precision(settings: EngineSettings) -> str:
+    """Return float32, bf16 or fp16; raises UserError where the device has no such arithmetic."""
+    has_cuda = torch.cuda.is_available()
+    if settings.precision == "auto":
+        return "bf16" if has_cuda and torch.cuda.is_bf16_supported() else "float32"
+    if settings.precision == "fp16" and not has_cuda:
+        raise UserError("engine.precision = 'fp16': needs a CUDA device; allowed here: float32, bf16")
+    return settings.precision
+
+
+def deepspeed_config(
+    run: TrainingRun, split: BatchSplit, world_size: int, precision: str
+) -> dict[str, Any]:
+    """Return the whole DeepSpeed configuration: the user's keys, and those the settings own."""
+    config: dict[str, Any] = copy.deepcopy(run.deepspeed) if run.deepspeed else {}  # type: ignore[assignment]
+    zero: dict[str, Any] = {"stage": run.engine.zero_stage}
+    if run.engine.offload_optimizer == "cpu":
+        zero["offload_optimizer"] = {"device": "cpu"}
+        config.setdefault("zero_force_ds_cpu_optimizer", torch.cuda.is_available())
+    if run.engine.offload_parameters == "cpu":
+        zero["offload_param"] = {"device": "cpu"}
+    own = {
+        "train_micro_batch_size_per_gpu": split.micro,
+        "gradient_accumulation_steps": split.accumulation,
+        "train_batch_size": split.micro * split.accumulation * world_size,
+        # DeepSpeed 0.19 clips at 1.0 when the key is left out; 0 turns it off.
+        "gradient_clipping": run.optim.clip_grad_norm,
+        "zero_optimization": zero,
+        "fp16": {"enabled": precision == "fp16"},
+        "bf16": {"enabled": precision == "bf16"},
+    }
+    for key, value in own.items():
+        if isinstance(value, dict):
+            value = {**config.get(key, {}), **value}
+        config[key] = value
+    return config
+
+
+# ---------------------------------------------------------------------------------------------
+# Processes
+# ---------------------------------------------------------------------------------------------
+
+
+def start(cache: Path = Path(".cache")) -> None:
+    """Bring up torch.distributed through DeepSpeed, under a launcher or in one plain process."""
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str((cache / "torch_extensions").resolve()))
+    with _quiet_imports():
+        import deepspeed
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if torch.distributed.is_initialized():
+        return
+    _share_cores()
+    is_alone = "RANK" not in os.environ
+    if is_alone:
+        # One process needs no port; DeepSpeed would look for mpi4py if these were not set.
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+        store = torch.distributed.HashStore()
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(ranks.local_rank())
+    else:
+        _shared_memory(needed=not is_alone)
+    deepspeed.init_distributed(timeout=_COLLECTIVE_TIMEOUT, verbose=False)
+
+
+def device() -> torch.device:
+    """Return where this rank computes."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def stop() -> None:
+    """Leave the process group, so that a clean end is a silent one."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _share_cores() -> None:
+    """Give each rank of a machine its part of the cores, unless OMP_NUM_THREADS says otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, cores // ranks.local_world_size()))
+
+
+def _shared_memory(*, needed: bool) -> None:
+    """Build DeepSpeed's shared-memory collectives once, under a lock; go without on failure.
+
+    A killed build leaves torch's own lock file behind, on which every later start waits for ever.
+    Whoever holds our lock (which the kernel drops with its process) knows that nobody builds, so
+    any such file is stale.
+    """
+    import deepspeed.ops
+    from deepspeed.accelerator import get_accelerator
+
+    if not needed or not deepspeed.ops.__compatible_ops__.get(_SHM, False):
+        deepspeed.ops.__compatible_ops__[_SHM] = False
+        return
+    folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "ala_build.lock").open("w") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        for stale in folder.glob("**/lock"):
+            stale.unlink()
+        if not list(folder.glob(f"**/{_SHM}*.so")):
+            print("building DeepSpeed's shared-memory collectives, once, about a minute …",
+                  file=sys.stderr, flush=True)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
+        except (RuntimeError, OSError, ImportError) as error:
+            reason = str(error).strip().splitlines()[0]
+            print(f"cannot build DeepSpeed's shared-memory collectives ({reason}); "
+                  "going on with gloo alone, slower", file=sys.stderr, flush=True)
+            deepspeed.ops.__compatible_ops__[_SHM] = False
+
+
+@contextlib.contextmanager
+def _quiet_imports() -> Iterator[None]:
+    """DeepSpeed's import warns about things no user of this project can change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

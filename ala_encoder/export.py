@@ -1,0 +1,175 @@
+"""The self-describing folder a run ends with, and what later stages start from.
+
+`export/` holds `export.json` (what the model is, where it comes from), `model.safetensors`, the
+tokenizer's files and a model card. Reading it needs neither DeepSpeed nor MLflow. A missing, extra
+or misshapen weight is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ala_encoder import __version__, glue
+from ala_encoder.errors import UserError, nearest
+from ala_encoder.files import read_json, write_json, write_text
+from ala_encoder.models import Classifier, Encoder, MaskedLM
+from ala_encoder.settings.attention import AttentionSettings
+from ala_encoder.settings.base import Section
+from ala_encoder.settings.data import CorpusSettings, TaskSettings
+from ala_encoder.settings.loader import check
+from ala_encoder.settings.model import EncoderModel
+from ala_encoder.tokenizer import Tokenizer
+
+FORMAT = 1
+WEIGHTS = "model.safetensors"
+
+
+class Card(Section):
+    """What `export.json` says; enough to rebuild the model and to evaluate it again."""
+
+    format: Literal[1] = FORMAT
+    kind: Literal["masked_lm", "classifier"]
+    variant: str
+    seed: int
+    run_name: str
+    mlflow_run_id: str | None = None
+    version: str = __version__
+    vocab_size: int
+    model: EncoderModel
+    encoder: AttentionSettings
+    data: CorpusSettings | TaskSettings
+    data_name: str
+    """Name of the data set in tables; says so when it was generated."""
+    labels: tuple[str, ...] = ()
+    parameters: dict[str, int]
+    scores: dict[str, float | None] = {}
+
+
+@dataclass(frozen=True)
+class Export:
+    """An export, read: its card, tokenizer and weights by name."""
+
+    folder: Path
+    card: Card
+    tokenizer: Tokenizer
+    state: dict[str, Tensor]
+
+    def build(self) -> MaskedLM | Classifier:
+        """Return the model with its weights; raises UserError listing keys that do not fit."""
+        card = self.card
+        model: MaskedLM | Classifier
+        if card.kind == "masked_lm":
+            model = MaskedLM(card.model, card.encoder, card.vocab_size)
+        else:
+            model = Classifier(card.model, card.encoder, card.vocab_size, len(card.labels))
+        _load_strictly(model, self.state, self.folder / WEIGHTS)
+        model.eval()
+        return model
+
+    def load_encoder(self, encoder: Encoder) -> None:
+        """Copy the encoder's weights into a model that has the same encoder."""
+        prefix = "encoder."
+        state = {k[len(prefix) :]: v for k, v in self.state.items() if k.startswith(prefix)}
+        _load_strictly(encoder, state, self.folder / WEIGHTS)
+
+
+def write(folder: Path, card: Card, tokenizer: Tokenizer, state: Mapping[str, Tensor]) -> None:
+    """Write an export aside and rename it; one that is there is replaced."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        tokenizer.save(aside)
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, aside / WEIGHTS)
+        write_json(aside / "export.json", card.model_dump(mode="json"))
+        write_text(aside / "README.md", readme(card))
+        aside.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def find(path: Path) -> Path:
+    """Return the export folder at `path` or inside the run folder `path`; else UserError."""
+    for folder in (path, path / "export"):
+        if (folder / "export.json").is_file():
+            return folder
+    near = nearest(path.name, [p.name for p in path.parent.glob("*")] if path.parent.exists() else [])
+    raise UserError(f"{path}: no export there (export.json){near}")
+
+
+def read(path: Path) -> Export:
+    """Read an export or the export of a run folder; raises UserError naming what is wrong."""
+    folder = find(path)
+    try:
+        card = check(read_json(folder / "export.json"), Card)
+    except UserError as error:
+        raise UserError(f"{folder / 'export.json'}: {error}") from None
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.vocab_size != card.vocab_size:
+        raise UserError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, the model {card.vocab_size}"
+        )
+    try:
+        state = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / WEIGHTS}: cannot read the weights: {error}") from None
+    return Export(folder, card, tokenizer, state)
+
+
+def _load_strictly(module: Any, state: Mapping[str, Tensor], path: Path) -> None:
+    expected = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    if missing or extra:
+        raise UserError(f"{path}: missing {missing or 'nothing'}, unknown {extra or 'nothing'}")
+    for name, shape in expected.items():
+        if state[name].shape != shape:
+            raise UserError(f"{path}: {name} is {tuple(state[name].shape)}, not {tuple(shape)}")
+    module.load_state_dict(state)
+
+
+def readme(card: Card) -> str:
+    """A model card: what it is, what it was trained on, how to read it."""
+    scores = [f"| {name} | {value} |" for name, value in card.scores.items()]
+    attention = card.encoder.layout or "a head table"
+    biases = ", ".join(bias.kind for bias in card.encoder.biases) or "none"
+    task = f"task {card.data.task}" if isinstance(card.data, TaskSettings) else "masked language model"
+    lines = [
+        f"# {card.run_name}",
+        "",
+        f"A BERT-style encoder, variant `{card.variant}`, seed {card.seed}, {task}.",
+        "",
+        f"- attention: {attention}, {card.encoder.mask_operator}, distance bias: {biases}",
+        f"- parameters: {card.parameters['total']:,} in all, "
+        f"{card.parameters['encoder_attention']:,} in Q, K, V and output projections, "
+        f"{card.parameters['qk_groups']} Q/K groups",
+        f"- data: {card.data_name}",
+        "",
+        "| score | value |",
+        "|---|---|",
+        *scores,
+        "",
+        "Read it with `ala_encoder.export.read(folder).build()`, score it with",
+        "`python -m pipelines.evaluate export=FOLDER`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def check_task(card: Card, task: glue.Task) -> None:
+    """Raise UserError when a classifier's classes are not the task's."""
+    if card.labels != task.labels:
+        raise UserError(
+            f"task {task.name}: has the classes {', '.join(task.labels)}, the model "
+            f"{', '.join(card.labels)}"
+        )

@@ -1,0 +1,1 @@
+def plot_run(folder): return None

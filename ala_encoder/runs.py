@@ -1,0 +1,213 @@
+"""A run's folder and its log, from the first line to the export.
+
+For: what pretraining and fine-tuning share around the loop: `settings.yaml`, `environment.json`,
+the MLflow parameters under the same names for every family, the DeepSpeed configuration, the
+export and the final scores. Not for: training (`training`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from ala_encoder import engine as engines
+from ala_encoder import export, ranks, reporting
+from ala_encoder.engine import Engine
+from ala_encoder.errors import RunStopped
+from ala_encoder.files import write_json, write_text
+from ala_encoder.models import Classifier, MaskedLM
+from ala_encoder.settings.data import CorpusSettings
+from ala_encoder.settings.experiment import TrainingRun
+from ala_encoder.settings.loader import dump, flatten
+from ala_encoder.tokenizer import Tokenizer
+from ala_encoder.tracking import NullLog, RunInfo, RunLog, null_log
+from ala_encoder.training import Outcome
+
+_PACKAGES = ("torch", "deepspeed", "transformers", "tokenizers", "mlflow", "numpy", "ala-encoder")
+
+
+@dataclass(frozen=True)
+class Run:
+    """An open run: its folder and its log (the null log on all ranks but the first)."""
+
+    folder: Path
+    log: RunLog | NullLog
+
+
+@contextmanager
+def open_run(
+    settings: TrainingRun,
+    name: str,
+    task: str,
+    counts: Mapping[str, int],
+    *,
+    variant: str,
+    tags: Mapping[str, str] | None = None,
+) -> Iterator[Run]:
+    """Start the ranks, make the run folder and open the log; close it with the right status.
+
+    counts: the model's parameter counts, logged as params/NAME.
+    """
+    engines.start()
+    folder = settings.output / name
+    if ranks.is_main():
+        _make_folder(folder, settings)
+    ranks.barrier()
+    torch.manual_seed(settings.seed)
+    log: RunLog | NullLog = null_log()
+    if ranks.is_main():
+        named = {"variant": variant, "seed": settings.seed, "model_family": "encoder", "task": task}
+        params = {f"params/{key}": value for key, value in counts.items()}
+        info = RunInfo(
+            run_name=name,
+            experiment=settings.tracking.experiment,
+            params={**flatten(settings.model_dump(mode="json")), **named, **params},
+            tags=dict(tags or {}),
+        )
+        log = RunLog(
+            folder,
+            info,
+            uri=settings.tracking.uri,
+            enabled=settings.tracking.enabled,
+            system_metrics=settings.tracking.system_metrics,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+        log.artifact(folder / "settings.yaml")
+        log.artifact(folder / "environment.json")
+    try:
+        with log:
+            yield Run(folder, log)
+    finally:
+        engines.stop()
+
+
+def _make_folder(folder: Path, settings: TrainingRun) -> None:
+    if settings.train.from_scratch and folder.exists():
+        number = 1
+        while (kept := folder.with_name(f"{folder.name}.before-{number}")).exists():
+            number += 1
+        os.replace(folder, kept)
+        print(f"the earlier run is kept as {kept}", file=sys.stderr)
+    folder.mkdir(parents=True, exist_ok=True)
+    dump(settings, folder / "settings.yaml")
+    write_json(folder / "environment.json", environment())
+
+
+def environment() -> dict[str, Any]:
+    """Return what a result depends on besides the settings: versions, machine, command."""
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "cores": len(os.sched_getaffinity(0)),
+        "world_size": ranks.world_size(),
+        "threads": torch.get_num_threads(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Return the commit of the code, with + when it has changes; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=40"],
+            cwd=here, capture_output=True, text=True, timeout=10, check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
+
+
+def identity(settings: TrainingRun, tokenizer: Tokenizer, data_sha256: str) -> dict[str, Any]:
+    """Return what must not change between a checkpoint and its resume: order, data and model."""
+    whole = settings.model_dump(mode="json")
+    parts = {key: whole[key] for key in ("seed", "model", "encoder", "init") if key in whole}
+    return {
+        **parts,
+        "train.batch_size": settings.train.batch_size,
+        "engine.zero_stage": settings.engine.zero_stage,
+        "data.length": whole["data"]["length"],
+        "tokenizer": tokenizer.fingerprint,
+        "data": data_sha256,
+    }
+
+
+def log_corpus(run: Run, data: CorpusSettings, manifest: Mapping[str, Any]) -> None:
+    """Record the prepared corpus as the run's input."""
+    for split, context in (("train", "training"), ("valid", "evaluation")):
+        record = manifest["splits"][split]
+        profile = {key: value for key, value in record.items() if isinstance(value, int)}
+        profile["credit"] = manifest["credit"]
+        run.log.dataset(
+            manifest["name"], str(data.path), record["sha256"][:16], profile, context
+        )
+
+
+def log_engine(run: Run, engine: Engine) -> None:
+    """Keep the effective DeepSpeed configuration with the run."""
+    if ranks.is_main():
+        write_json(run.folder / "deepspeed.json", engine.config)
+        run.log.artifact(run.folder / "deepspeed.json")
+
+
+def write_export(
+    run: Run, engine: Engine, outcome: Outcome, card: export.Card, tokenizer: Tokenizer
+) -> MaskedLM | Classifier:
+    """Write `export/` from the best or the last weights, read it back, and return that model.
+
+    What is scored afterwards is the export itself, so a wrong one cannot pass; on all ranks.
+    """
+    if outcome.best_weights is None:
+        state = engine.full_state()
+    elif ranks.is_main():
+        state = load_file(outcome.best_weights)
+    if ranks.is_main():
+        export.write(run.folder / "export", card, tokenizer, state)
+    ranks.barrier()
+    model = export.read(run.folder / "export").build()
+    return model.to(engines.device())
+
+
+def check_export(score: float | None, trained: float | None, engine: Engine) -> None:
+    """Raise RunStopped when the export does not score what the trained model scored."""
+    if engine.precision != "float32" or score is None or trained is None:
+        return
+    if abs(score - trained) > 1e-3 * max(1.0, abs(trained)):
+        raise RunStopped(f"the export scores {score}, the trained model {trained}: it is wrong")
+
+
+def finish(run: Run, card: export.Card, scores: Mapping[str, float | None]) -> None:
+    """Put the final scores into the export's card, the log and a plot; on rank 0."""
+    if not ranks.is_main():
+        return
+    run_id = run.log.run_id if isinstance(run.log, RunLog) else None
+    final = card.model_copy(update={"scores": dict(scores), "mlflow_run_id": run_id})
+    folder = run.folder / "export"
+    write_json(folder / "export.json", final.model_dump(mode="json"))
+    write_text(folder / "README.md", export.readme(final))
+    run.log.summary({name: value for name, value in scores.items() if value is not None})
+    plot = reporting.plot_run(run.folder)
+    if plot is not None:
+        run.log.artifact(plot, "plots")

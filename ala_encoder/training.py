@@ -1,0 +1,302 @@
+"""The one training loop, for every task.
+
+For: batches → exact gradients → update → log, evaluate, save, by rules that all ranks follow alike
+(from the step, or from numbers summed over ranks). Not for: what the examples are, where DeepSpeed
+comes in (`engine`), folders of checkpoints (`checkpoint`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from ala_encoder import checkpoint, ranks
+from ala_encoder.batches import Examples, Plan, Position, StepBatch, step_batches
+from ala_encoder.engine import Engine, Update
+from ala_encoder.errors import RunStopped, UserError
+from ala_encoder.files import write_aside
+from ala_encoder.metrics import is_better
+from ala_encoder.objectives import cross_entropy
+from ala_encoder.optim import learning_rate
+from ala_encoder.tracking import NullLog, RunLog
+from ala_encoder.settings.experiment import TrainingRun
+from ala_encoder.settings.train import BatchSplit
+
+_SKIPS_IN_A_ROW = 3
+Scores = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is trained on and how progress is judged."""
+
+    examples: Examples
+    evaluate: Callable[[Engine], Scores]
+    identity: Mapping[str, Any]
+    """What a checkpoint must agree with to be resumed: model, data, seed."""
+    best_metric: str | None = None
+    """Keep the weights that were best by this score; None: the last ones are exported."""
+    best_mode: Literal["max", "min"] = "max"
+
+
+@dataclass
+class State:
+    """Everything the loop carries from step to step; stored in every checkpoint as JSON."""
+
+    step: int = 0
+    position: Position = Position()
+    skipped: int = 0
+    """Steps whose gradient was not finite, or whose batch had no target."""
+    skipped_in_a_row: int = 0
+    best_score: float | None = None
+    best_step: int | None = None
+    evaluated_step: int = -1
+    scores: dict[str, float | None] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> State:
+        return cls(**{**data, "position": Position(**data["position"])})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `fit` ended."""
+
+    state: State
+    finished: bool
+    """False when `stop_after` ended it early."""
+    best_weights: Path | None
+
+
+def total_steps(run: TrainingRun, num_examples: int) -> int:
+    """Return how many updates the whole run makes."""
+    if run.train.steps is not None:
+        return run.train.steps
+    assert run.train.epochs is not None
+    return run.train.epochs * -(-num_examples // run.train.batch_size)
+
+
+class Loop:
+    """One run of `fit`; use `fit`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        goal: Goal,
+        run: TrainingRun,
+        split: BatchSplit,
+        folder: Path,
+        log: RunLog | NullLog,
+    ) -> None:
+        self.engine, self.goal, self.run, self.split = engine, goal, run, split
+        self.folder, self.log, self.train = folder, log, run.train
+        self.checkpoints = folder / "checkpoints"
+        self.plan = Plan(run.seed, len(goal.examples), run.train.batch_size)
+        self.total = total_steps(run, len(goal.examples))
+        self.state = State()
+        self.window = Window()
+
+    # -- the loop --------------------------------------------------------------------------
+
+    def fit(self) -> Outcome:
+        """Train from the newest checkpoint, or from the start, to the last step."""
+        self.resume()
+        if self.state.step == 0:
+            self.evaluate_if(True)
+        stop = min(self.total, self.train.stop_after or self.total)
+        with self._bar(stop) as bar:
+            for batch in self._batches():
+                if self.state.step >= stop:
+                    break
+                self._step(batch)
+                bar.update(self.state.step - bar.n)
+                if self.window.shown:
+                    bar.set_postfix_str(self.window.shown, refresh=False)
+        finished = self.state.step >= self.total
+        self.evaluate_if(finished)
+        self.save()
+        return Outcome(self.state, finished, self._best_path() if self.state.best_step else None)
+
+    def _step(self, batch: StepBatch) -> None:
+        loss_sum, update = self._train(batch) if batch.count else (0.0, None)
+        self.state.position = self.plan.after(batch.position)
+        if update is None or not update.applied:
+            self._skip(batch, update, loss_sum)
+            return
+        self.state.step += 1
+        self.state.skipped_in_a_row = 0
+        self.window.add(loss_sum, batch)
+        step, train = self.state.step, self.train
+        if step % train.log_every == 0 or step == self.total:
+            self._log(update)
+        epoch_ended = self.state.position.index == 0
+        every = train.eval_every
+        self.evaluate_if(step % every == 0 if every else epoch_ended and train.epochs is not None)
+        if train.save_every and step % train.save_every == 0:
+            self.save()
+
+    def _train(self, batch: StepBatch) -> tuple[float, Update]:
+        """Run forward and backward on every micro-batch, then update; returns this rank's loss."""
+        self.engine.train()
+        losses: list[Tensor] = []
+        for number, inputs in enumerate(batch.micro_batches, 1):
+            logits = self.engine(inputs)
+            loss, _ = cross_entropy(logits, inputs["labels"].to(logits.device))
+            is_last = number == len(batch.micro_batches)
+            self.engine.backward(loss, batch.count, is_last=is_last)
+            losses.append(loss.detach())
+        update = self.engine.step(learning_rate(self.state.step + 1, self.run.optim, self.total))
+        return float(sum(losses)), update
+
+    def _skip(self, batch: StepBatch, update: Update | None, loss_sum: float) -> None:
+        """Count a batch that changed nothing; stop when the policy says so. Same on all ranks."""
+        self.state.skipped += 1
+        if update is None:
+            return  # no target anywhere in the batch
+        self.state.skipped_in_a_row += 1
+        self.log.metrics({"skipped_steps": self.state.skipped}, self.state.step + 1)
+        rescaled = self.engine.precision == "fp16" and update.loss_scale > 1.0
+        allowed = rescaled or (
+            self.train.on_nonfinite == "skip" and self.state.skipped_in_a_row <= _SKIPS_IN_A_ROW
+        )
+        if not allowed:
+            bad = [rank for rank, loss in enumerate(ranks.gather(loss_sum)) if loss - loss != 0]
+            ids = ", ".join(map(str, batch.ids[:20])) + (" …" if len(batch.ids) > 20 else "")
+            raise RunStopped(
+                f"step {self.state.step + 1}: the gradient is not finite; no weight was changed. "
+                f"Loss not finite on ranks {bad or 'none'}; examples of the batch: {ids}"
+            )
+
+    # -- around it ---------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Take up the newest checkpoint, if there is one and the settings do not forbid it."""
+        newest = None if self.train.from_scratch else checkpoint.newest(self.checkpoints)
+        if newest is None:
+            return
+        saved = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+        checkpoint.check_resumable(saved, dict(self.goal.identity), newest)
+        saved = checkpoint.load(self.engine, newest)
+        self.state = State.from_json(saved["loop"])
+        if ranks.is_main():
+            print(f"resuming {newest} at step {self.state.step}", file=sys.stderr, flush=True)
+
+    def save(self) -> None:
+        """Write a checkpoint and delete the oldest ones."""
+        began = time.perf_counter()
+        state = {"loop": self.state.as_json(), "identity": dict(self.goal.identity)}
+        checkpoint.save(self.engine, self.checkpoints, self.state.step, state)
+        if ranks.is_main():
+            checkpoint.rotate(self.checkpoints, self.train.keep_checkpoints)
+        ranks.barrier()
+        self.window.leave_out(time.perf_counter() - began)
+
+    def evaluate_if(self, wanted: bool) -> None:
+        """Evaluate once for this step, log the scores, and keep the weights if they are best."""
+        if not wanted or self.state.evaluated_step == self.state.step:
+            return
+        began = time.perf_counter()
+        self.engine.eval()
+        scores = dict(self.goal.evaluate(self.engine))
+        self.state.scores, self.state.evaluated_step = scores, self.state.step
+        self.log.metrics({k: v for k, v in scores.items() if v is not None}, self.state.step)
+        metric = self.goal.best_metric
+        better = metric is not None and self.state.step > 0 and is_better(
+            scores.get(metric), self.state.best_score, self.goal.best_mode
+        )
+        if better:
+            self.state.best_score, self.state.best_step = scores[metric], self.state.step
+            weights = self.engine.full_state()
+            if ranks.is_main():
+                write_aside(self._best_path(), lambda aside: save_file(weights, aside))
+        self.window.leave_out(time.perf_counter() - began)
+
+    def _best_path(self) -> Path:
+        return self.folder / "best.safetensors"
+
+    def _log(self, update: Update) -> None:
+        rate = learning_rate(self.state.step, self.run.optim, self.total)
+        values = self.window.close(rate)
+        values["epoch"] = self.state.position.epoch + (
+            self.state.position.index / self.plan.batches_per_epoch
+        )
+        values["grad_norm"] = update.grad_norm
+        if self.engine.precision == "fp16":
+            values["loss_scale"] = update.loss_scale
+        self.log.metrics(values, self.state.step)
+
+    def _batches(self) -> Any:
+        return step_batches(
+            self.goal.examples,
+            self.plan,
+            self.state.position,
+            rank=ranks.rank(),
+            world_size=ranks.world_size(),
+            split=self.split,
+            num_workers=self.train.num_workers,
+        )
+
+    def _bar(self, stop: int) -> tqdm[Any]:
+        seconds = 0.2 if sys.stderr.isatty() else 15.0  # a log file is not a screen
+        return tqdm(
+            total=stop, initial=self.state.step, unit="step", desc=self.folder.name,
+            disable=not ranks.is_main(), mininterval=seconds, dynamic_ncols=True,
+        )
+
+
+class Window:
+    """Loss and speed since the last logged step: sums, so that the mean is over all tokens."""
+
+    def __init__(self) -> None:
+        self.shown = ""
+        self._restart()
+
+    def _restart(self) -> None:
+        self.loss_sum, self.count, self.tokens = 0.0, 0, 0
+        self.since = time.perf_counter()
+
+    def add(self, loss_sum: float, batch: StepBatch) -> None:
+        self.loss_sum += loss_sum
+        self.count += batch.count
+        self.tokens += batch.num_tokens
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count this time, which went to an evaluation or a checkpoint, as training."""
+        self.since += seconds
+
+    def close(self, rate: float) -> dict[str, float]:
+        """Return the window's values, summed over ranks, and start the next one."""
+        loss = ranks.all_sum([self.loss_sum])[0] / self.count
+        speed = self.tokens / max(time.perf_counter() - self.since, 1e-9)
+        self.shown = f"loss {loss:.3f}, lr {rate:.2e}, {speed:,.0f} tok/s"
+        self._restart()
+        return {"loss": loss, "learning_rate": rate, "train_tokens_per_second": speed}
+
+
+def fit(
+    engine: Engine,
+    goal: Goal,
+    run: TrainingRun,
+    split: BatchSplit,
+    folder: Path,
+    log: RunLog | NullLog,
+) -> Outcome:
+    """Train, resuming from `folder`; every rank calls it and gets the same outcome.
+
+    Raises RunStopped when a gradient is not finite and the policy is to stop.
+    """
+    if total_steps(run, len(goal.examples)) < 1:
+        raise UserError("train: no step to make")
+    return Loop(engine, goal, run, split, folder, log).fit()

@@ -1,0 +1,277 @@
+"""Paths of attention: `dense` against a double loop, `sdpa` against `dense`, hostile masks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ala_encoder import kernels
+from ala_encoder.heads import HeadTable, parse_head
+from ala_encoder.kernels import Visibility
+from ala_encoder.settings.attention import AttentionSettings, head_table
+
+INF = float("inf")
+DIM = 4
+
+SEGMENTS = {
+    "none": None,
+    "right padding": [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
+    "left padding": [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]],
+    "all padding": [[1, 1, 1, 1, 1], [0, 0, 0, 0, 0]],
+    "two documents": [[1, 1, 2, 2, 2], [1, 1, 1, 2, 0]],
+}
+GROUPS = {"own": None, "two groups": (0, 1, 0), "one group": (0, 0, 0)}
+BIASES = ("none", "by head", "by query", "hidden")
+CELLS = ("prev1", "band1", "full")
+
+
+def segments(name: str) -> Tensor | None:
+    rows = SEGMENTS[name]
+    return None if rows is None else torch.tensor(rows)
+
+
+def offsets(length: int) -> Tensor:
+    return torch.arange(length)[None, :] - torch.arange(length)[:, None]
+
+
+def keep_of(length: int) -> Tensor:
+    return torch.stack([parse_head(cell).allows(offsets(length)) for cell in CELLS])
+
+
+def bias_of(name: str, length: int, heads: int = 3) -> Tensor | None:
+    distance = offsets(length).abs().float()
+    slopes = torch.linspace(0.1, 0.9, heads)[:, None, None]
+    if name == "none":
+        return None
+    if name == "by head":
+        return -slopes * distance
+    if name == "by query":
+        gates = torch.rand(2, heads, length, 1, generator=torch.Generator().manual_seed(1))
+        return -gates * slopes * distance
+    hidden = torch.zeros(3, length, length).masked_fill(~keep_of(length), -INF)
+    return -slopes * distance + hidden
+
+
+def draw(num_groups: int, heads: int = 3, length: int = 5, batch: int = 2) -> list[Tensor]:
+    torch.manual_seed(0)
+    sizes = (num_groups, num_groups, heads)
+    return [torch.randn(batch, n, length, DIM, requires_grad=True) for n in sizes]
+
+
+def by_hand(
+    q: Tensor, k: Tensor, v: Tensor, *,
+    bias: Tensor | None, visible: Tensor | None, groups: Any, keep: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """softmax(q·k/√d + bias, hidden keys out) · keep, times v, in float64, straight from it."""
+    batch, heads, keys, dim = v.shape
+    queries = q.shape[2]
+    shape = (batch, heads, queries, keys)
+    bias = torch.zeros(shape) if bias is None else bias.expand(shape)
+    visible = torch.ones(shape, dtype=torch.bool) if visible is None else visible.expand(shape)
+    out = torch.zeros(batch, heads, queries, dim, dtype=torch.float64)
+    for b in range(batch):
+        for h in range(heads):
+            g = h if groups is None else groups[h]
+            for i in range(queries):
+                scores = {
+                    j: sum(
+                        q[b, g, i, c].item() * k[b, g, j, c].item() for c in range(dim)
+                    ) / math.sqrt(dim) + bias[b, h, i, j].item()
+                    for j in range(keys)
+                    if visible[b, h, i, j] and bias[b, h, i, j] != -INF
+                }  # fmt: skip
+                total = sum(math.exp(score) for score in scores.values())
+                for j, score in scores.items():
+                    if keep is None or keep[h, i, j]:
+                        weight = math.exp(score) / total
+                        out[b, h, i] += weight * v[b, h, j].detach().double()
+    return out
+
+
+@pytest.mark.parametrize("padding", SEGMENTS)
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("operator", ["keep", "no keep"])
+def test_dense_equals_a_double_loop_over_the_equation(
+    padding: str, bias: str, groups: str, operator: str
+) -> None:
+    q, k, v = draw(3 if GROUPS[groups] is None else 1 + max(GROUPS[groups]))
+    given = {
+        "bias": bias_of(bias, 5),
+        "visible": Visibility.of(segments(padding)).pairs,
+        "groups": GROUPS[groups],
+    }
+    keep = keep_of(5) if operator == "keep" else None
+    mixed, weights = kernels.dense(q, k, v, **given, keep=keep)
+    expected = by_hand(q, k, v, **given, keep=keep)
+    torch.testing.assert_close(mixed.double(), expected, atol=2e-6, rtol=0)
+    torch.testing.assert_close(weights @ v, mixed, atol=1e-6, rtol=0)
+    assert weights.shape == (2, 3, 5, 5)
+
+
+def test_dense_takes_more_keys_than_queries() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 3, 5, DIM), torch.randn(2, 3, 7, DIM), torch.randn(2, 3, 7, DIM)
+    visible = torch.rand(2, 1, 5, 7) > 0.4
+    given = {"bias": None, "visible": visible, "groups": None}
+    expected = by_hand(q, k, v, **given, keep=None)
+    dense, _ = kernels.dense(q, k, v, **given)
+    torch.testing.assert_close(dense.double(), expected, atol=2e-6, rtol=0)
+    sdpa = kernels.sdpa(q, k, v, **given)
+    torch.testing.assert_close(sdpa.double(), expected, atol=2e-6, rtol=0)
+
+
+def test_renormalising_after_keep_would_be_noticed() -> None:
+    q, k, v = draw(3)
+    given = {"bias": None, "visible": None, "groups": None}
+    mixed, weights = kernels.dense(q, k, v, **given, keep=keep_of(5))
+    expected = by_hand(q, k, v, **given, keep=keep_of(5))
+    torch.testing.assert_close(mixed.double(), expected, atol=2e-6, rtol=0)
+    broken = (weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)) @ v
+    assert (broken.double() - expected).abs().max() > 0.1
+
+
+def test_keep_is_not_the_same_model_as_hiding_before_the_softmax() -> None:
+    q, k, v = draw(3)
+    keep = keep_of(5)
+    after, _ = kernels.dense(q, k, v, keep=keep)
+    before, _ = kernels.dense(q, k, v, bias=torch.zeros(keep.shape).masked_fill(~keep, -INF))
+    assert (after[:, :2] - before[:, :2]).abs().max() > 0.1
+    torch.testing.assert_close(after[:, 2], before[:, 2], atol=1e-6, rtol=0)
+
+
+def values_and_gradients(path: str, leaves: list[Tensor], **given: Any) -> list[Tensor]:
+    """Return the output and the gradient of every leaf for one fixed incoming gradient."""
+    out = kernels.dense(*leaves[:3], **given)[0] if path == "dense" else kernels.sdpa(
+        *leaves[:3], **given
+    )  # fmt: skip
+    incoming = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
+    return [out.detach(), *torch.autograd.grad((out * incoming).sum(), leaves)]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65, 127, 128, 129])
+@pytest.mark.parametrize("heads", [3, 5])
+def test_sdpa_equals_dense_in_value_and_gradient(length: int, heads: int) -> None:
+    padded = torch.ones(2, length, dtype=torch.long)
+    padded[1, (length + 1) // 2 :] = 0
+    packed = torch.ones(2, length, dtype=torch.long)
+    packed[0, length // 3 :] = 2
+    all_groups = (None, tuple(h % 2 for h in range(heads)))
+    for rows in (None, padded, packed, padded * 0):
+        for groups in all_groups:
+            for with_bias in (False, True):
+                leaves = draw(heads if groups is None else 2, heads, length)
+                given: dict[str, Any] = {"visible": Visibility.of(rows).pairs, "groups": groups}
+                if with_bias:
+                    bias = bias_of("by query", length, heads)
+                    assert bias is not None
+                    leaves.append(bias.requires_grad_())
+                    hidden = torch.zeros(length, length)
+                    given["bias"] = bias + hidden.masked_fill(offsets(length).abs() >= 40, -INF)
+                dense = values_and_gradients("dense", leaves, **given)
+                sdpa = values_and_gradients("sdpa", leaves, **given)
+                for a, b in zip(dense, sdpa, strict=True):
+                    assert torch.isfinite(a).all()
+                    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["dense", "sdpa"])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("padding", SEGMENTS)
+def test_rows_with_nothing_to_see_give_exactly_0_and_finite_gradients(
+    path: str, bias: str, padding: str
+) -> None:
+    leaves = draw(3)
+    added = bias_of(bias, 5)
+    if added is not None:
+        leaves.append(added.requires_grad_())
+    rows = segments(padding)
+    visible = Visibility.of(rows).pairs
+    out, *gradients = values_and_gradients(path, leaves, bias=added, visible=visible)
+    assert torch.isfinite(out).all() and all(torch.isfinite(g).all() for g in gradients)
+    if rows is not None:
+        for tensor in (out, *gradients[:3]):
+            assert (tensor.transpose(1, 2)[rows == 0] == 0).all()
+    if bias == "hidden":
+        assert (out[:, 0, 0] == 0).all(), "prev1 has no key for the first token"
+
+
+@pytest.mark.parametrize("path", ["dense", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_strong_biases_and_two_masks_together_stay_finite(path: str, dtype: torch.dtype) -> None:
+    leaves = [t.detach().to(dtype).requires_grad_() for t in draw(3)]
+    window = torch.zeros(5, 5).masked_fill(offsets(5).abs() >= 2, -INF)
+    local = torch.zeros(3, 5, 5).masked_fill(~keep_of(5), -INF)
+    bias = -60.0 * offsets(5).abs() + window + local
+    visible = Visibility.of(segments("left padding")).pairs
+    given = {"bias": bias, "visible": visible, "groups": None}
+    out, *gradients = values_and_gradients(path, leaves, **given)
+    assert torch.isfinite(out).all() and all(torch.isfinite(g).all() for g in gradients)
+    expected = by_hand(*(t.detach().float() for t in leaves), **given, keep=None)
+    torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=0)
+
+
+def test_combine_fills_once_and_opens_only_the_empty_rows() -> None:
+    bias = torch.tensor([[0.0, -1.0, -INF], [-INF, -INF, -2.0], [-3.0, -4.0, -5.0]])
+    visible = torch.tensor([[True, False, True], [True, True, False], [True, True, True]])
+    mask, empty = kernels.combine(bias, visible)
+    assert mask is not None and empty is not None
+    assert mask.tolist() == [[0.0, -INF, -INF], [0.0, 0.0, 0.0], [-3.0, -4.0, -5.0]]
+    assert empty.tolist() == [[False], [True], [False]]
+    only_visible, _ = kernels.combine(None, torch.tensor([[True, False], [False, False]]))
+    assert only_visible is not None
+    assert only_visible.tolist() == [[True, False], [True, True]]
+    assert kernels.combine(None, None) == (None, None)
+
+
+def test_equal_segments_see_each_other_and_padding_sees_nothing() -> None:
+    visibility = Visibility.of(torch.tensor([[1, 2, 2, 0, 0]]))
+    assert visibility.pairs is not None and visibility.real is not None
+    rows = ["".join(str(int(v)) for v in row) for row in visibility.pairs[0, 0].tolist()]
+    assert rows == ["10000", "01100", "01100", "00000", "00000"]
+    assert visibility.real.tolist() == [[True, True, True, False, False]]
+    assert Visibility.of(None) == Visibility(None, None)
+
+
+@pytest.mark.parametrize("groups", [(0, 0, 0), (0, 1, 0), (1, 0, 1)])
+@pytest.mark.parametrize("bias", ["none", "by head"])
+def test_heads_of_one_group_equal_heads_with_copies_of_it(groups: Any, bias: str) -> None:
+    q, k, v = draw(1 + max(groups))
+    shared = values_and_gradients("dense", [q, k, v], groups=groups, bias=bias_of(bias, 5))
+    copies = [t[:, list(groups)].detach().requires_grad_() for t in (q, k)]
+    out, q_grad, k_grad, v_grad = values_and_gradients(
+        "dense", [*copies, v], bias=bias_of(bias, 5)
+    )
+    summed = [torch.zeros(q.shape).index_add(1, torch.tensor(groups), g) for g in (q_grad, k_grad)]
+    for a, b in zip(shared, [out, *summed, v_grad], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_dropout_drops_weights_and_keeps_their_mean() -> None:
+    torch.manual_seed(0)
+    q, k = torch.zeros(1, 1, 200, DIM), torch.zeros(1, 1, 200, DIM)
+    v = torch.ones(1, 1, 200, DIM)
+    out, weights = kernels.dense(q, k, v, dropout=0.5)
+    assert out.std() > 0.01 and out.mean().item() == pytest.approx(1.0, abs=0.02)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 1, 200))
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ({}, "sdpa"),
+        ({"path": "dense"}, "dense"),
+        ({"heads": [["band1", "full"]]}, "dense"),
+        ({"heads": [["band1", "full"]], "mask_operator": "pre_softmax"}, "sdpa"),
+        ({"biases": [{"kind": "distbias"}]}, "sdpa"),
+        ({"dropout": 0.1}, "dense"),
+    ],
+)
+def test_auto_takes_sdpa_wherever_it_can_compute_the_table(settings: Any, path: str) -> None:
+    attention = AttentionSettings.model_validate(settings)
+    table: HeadTable = head_table(attention, 1, 2)
+    assert kernels.choose_path(attention, table) == path
