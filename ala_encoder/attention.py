@@ -74,7 +74,7 @@ class Attention(nn.Module):
         self.layer = layer
         self.head_dim = dim // table.num_heads
         self.heads = table.rows[layer]
-        self.path = kernels.choose_path(settings, table)
+        self.path = kernels.choose_path(settings, self.heads)
         self.dropout = settings.dropout
         self.is_pre_softmax = settings.mask_operator == "pre_softmax"
         columns = table.columns_of(layer)

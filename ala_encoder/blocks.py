@@ -92,7 +92,7 @@ class Stack(nn.Module):
         if trace is not None:
             trace.hidden_states.append(x)
         for layer in self.layers:
-            if self.activation_checkpointing and self.training:
+            if self.activation_checkpointing and self.training and trace is None:
                 # Only the non-reentrant kind meets shared projections under ZeRO correctly.
                 x, _ = checkpoint(layer, x, self.bank, visibility, use_reentrant=False)
                 continue

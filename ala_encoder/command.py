@@ -7,6 +7,7 @@ code 2 with one line for whatever the user can fix. Not for: any work.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -34,14 +35,16 @@ def run(
     description: str,
     *,
     json_flag: bool = False,
+    positional: str | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
     """Parse the command line, fill `cls`, call `main` and return the exit code.
 
     With `json_flag` the pipeline takes --json and `main` is called as main(settings, as_json).
+    `positional` names the setting that plain words fill: `evaluate runs/x` is `export=runs/x`.
     """
     try:
-        settings, as_json = _parse(cls, description, json_flag, argv)
+        settings, as_json = _parse(cls, description, json_flag, positional, argv)
         if json_flag:
             main(settings, as_json)  # type: ignore[call-arg]
         else:
@@ -58,7 +61,11 @@ def run(
 
 
 def _parse(
-    cls: type[Settings], description: str, json_flag: bool, argv: Sequence[str] | None
+    cls: type[Settings],
+    description: str,
+    json_flag: bool,
+    positional: str | None,
+    argv: Sequence[str] | None,
 ) -> tuple[Settings, bool]:
     parser = _Parser(
         description=description,
@@ -66,8 +73,8 @@ def _parse(
         epilog=_outline(cls),
         allow_abbrev=False,
     )
-    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="the settings")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to it")
+    words = "CONFIG.yaml, section.key=value" + (f", or a value of {positional}" * bool(positional))
+    parser.add_argument("words", nargs="*", metavar="WORD", help=words)
     if json_flag:
         parser.add_argument("--json", action="store_true", help="print JSON for programs")
     if "deepspeed" in cls.model_fields:
@@ -75,20 +82,35 @@ def _parse(
         parser.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)
     # The launcher passes the local rank under either spelling; LOCAL_RANK decides.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    overrides = list(arguments.overrides)
-    config = arguments.config
-    if config is not None and "=" in config and not Path(config).exists():
-        overrides.insert(0, config)
-        config = None
+    arguments = parser.parse_intermixed_args(argv)
+    config, overrides = _sort_words(arguments.words, cls, positional)
     if getattr(arguments, "deepspeed_config", None):
-        overrides.append(f"deepspeed={arguments.deepspeed_config}")
+        overrides.append(f"deepspeed={json.dumps(arguments.deepspeed_config)}")
     if arguments.local_rank is not None and arguments.local_rank >= 0:
         os.environ.setdefault("LOCAL_RANK", str(arguments.local_rank))
     as_json = bool(getattr(arguments, "json", False))
     if config is None:
         return _from_overrides(overrides, cls), as_json
     return load(_existing(Path(config)), overrides, cls), as_json
+
+
+def _sort_words(
+    words: Sequence[str], cls: type[BaseModel], positional: str | None
+) -> tuple[str | None, list[str]]:
+    """Tell the settings file, the overrides and the values of the positional setting apart."""
+    files = [word for word in words if word.endswith((".yaml", ".yml")) and "=" not in word]
+    overrides = [word for word in words if "=" in word]
+    values = [word for word in words if word not in files and "=" not in word]
+    if len(files) > 1:
+        raise UserError(f"{files[1]}: one settings file is allowed, {files[0]} is given too")
+    if values and positional is None:
+        raise UserError(f"{values[0]!r}: allowed are CONFIG.yaml and section.key=value")
+    if values and positional is not None:
+        takes_many = "tuple" in str(cls.model_fields[positional].annotation)
+        if len(values) > 1 and not takes_many:
+            raise UserError(f"{values[1]!r}: one {positional} is allowed, {values[0]} is given too")
+        overrides.insert(0, f"{positional}={json.dumps(values if takes_many else values[0])}")
+    return files[0] if files else None, overrides
 
 
 def _from_overrides(overrides: Sequence[str], cls: type[Settings]) -> Settings:

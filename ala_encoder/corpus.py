@@ -15,20 +15,22 @@ import gzip
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ala_encoder.errors import UserError
+from ala_encoder.files import write_json
+from ala_encoder.settings.base import NonNegativeInt, PositiveInt, Section
 from ala_encoder.settings.data import CorpusSettings, TextFiles
+from ala_encoder.settings.loader import check
 from ala_encoder.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -70,7 +72,9 @@ def _expand(patterns: Sequence[str], key: str) -> list[Path]:
     found: set[Path] = set()
     for pattern in patterns:
         path = Path(pattern)
-        if path.is_dir():
+        if path.is_file():  # as it is spelt: `[1].txt` would be a pattern for 1.txt
+            matches = [path]
+        elif path.is_dir():
             matches = [p for p in path.rglob("*") if p.name.endswith((".txt", ".txt.gz", ".gz"))]
         else:
             matches = [Path(name) for name in glob.glob(pattern, recursive=True)]
@@ -92,24 +96,29 @@ def prepare(
     """Tokenise `source` into `folder` and return the manifest; nothing is done when it is current.
 
     Written aside and renamed. Raises UserError when the folder holds a corpus of other text or
-    another tokenizer (delete it, or choose another path), or when a split has no token.
+    another tokenizer (delete it, or choose another path), when a split has no token, or when the
+    folder cannot be written.
     """
     if (folder / "manifest.json").exists():
         manifest = read_manifest(folder)
         _refuse_stale(folder, manifest, tokenizer, source)
         say(f"{folder} is current: {_describe(manifest)}")
         return manifest
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"data.path = {folder}: a file, allowed is a folder")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"data.path = {folder}: holds files, but no corpus (manifest.json)")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        manifest = _write(aside, source, tokenizer)
-        if folder.exists():
-            folder.rmdir()
-        os.replace(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+            aside = Path(scratch) / folder.name
+            aside.mkdir()
+            manifest = _write(aside, source, tokenizer)
+            if folder.exists():
+                folder.rmdir()
+            os.replace(aside, folder)
+    except OSError as error:
+        raise UserError(f"data.path = {folder}: cannot write the corpus: {error}") from None
     say(f"{folder}: {_describe(manifest)}")
     return manifest
 
@@ -140,8 +149,7 @@ def _write(folder: Path, source: Source, tokenizer: Tokenizer) -> dict[str, Any]
             "sha256": _sha256(path),
             "files": [_file_record(file) for file in source.files[split]],
         }
-    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-    (folder / "manifest.json").write_text(text, encoding="utf-8")
+    write_json(folder / "manifest.json", manifest)
     return manifest
 
 
@@ -152,37 +160,45 @@ def _tokenise(
     size = sum(file.stat().st_size for file in files)
     with tqdm(total=size, unit="B", unit_scale=True, desc=f"tokenising {split}") as bar:
         for file in files:
-            for document in _documents(file, counts):
-                tokens = [token for row in tokenizer.encode_batch(document) for token in row]
-                if not tokens:
-                    continue
-                array = np.array([*tokens, tokenizer.sep_id], dtype=dtype)
+            has_tokens = False
+            for part, is_end in _documents(file, counts):
+                tokens = [token for row in tokenizer.encode_batch(part) for token in row]
+                counts["paragraphs"] += len(part) if tokens else 0
+                has_tokens = has_tokens or bool(tokens)
+                if is_end and has_tokens:
+                    tokens.append(tokenizer.sep_id)
+                    counts["documents"] += 1
+                    has_tokens = False
+                array = np.array(tokens, dtype=dtype)
                 out.write(array.tobytes())
                 counts["tokens"] += len(array)
-                counts["documents"] += 1
-                counts["paragraphs"] += len(document)
                 counts["unknown"] += int((array == tokenizer.unk_id).sum())
             bar.update(file.stat().st_size)
     return counts
 
 
-def _documents(file: Path, counts: dict[str, int]) -> Iterator[list[str]]:
-    """Yield the paragraphs of each document of a file, read line by line."""
-    document: list[str] = []
+def _documents(file: Path, counts: dict[str, int]) -> Iterator[tuple[list[str], bool]]:
+    """Yield a file's documents as (paragraphs, whether the document ends here), line by line.
+
+    A document of many paragraphs comes in several parts, so that a whole book stays in bounds.
+    """
+    part: list[str] = []
+    is_open = False
     for line in _lines(file):
         if line.endswith("\r"):
             counts["carriage_returns"] += 1
             line = line[:-1]
         if line.strip():
-            document.append(line)
-        elif document:
-            yield document
-            document = []
-        if len(document) >= _CHUNK:  # a whole book without an empty line stays in bounds
-            yield document
-            document = []
-    if document:
-        yield document
+            part.append(line)
+            is_open = True
+            if len(part) >= _CHUNK:
+                yield part, False
+                part = []
+        elif is_open:
+            yield part, True
+            part, is_open = [], False
+    if is_open:
+        yield part, True
 
 
 def _lines(file: Path) -> Iterator[str]:
@@ -227,17 +243,54 @@ def _describe(manifest: dict[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
+class _File(Section):
+    path: str
+    size: NonNegativeInt
+    mtime_ns: int
+    sha256: str
+
+
+class _Split(Section):
+    tokens: PositiveInt
+    documents: NonNegativeInt
+    paragraphs: NonNegativeInt
+    unknown: NonNegativeInt
+    carriage_returns: NonNegativeInt
+    sha256: str
+    files: tuple[_File, ...]
+
+
+class _Splits(Section):
+    train: _Split
+    valid: _Split
+
+
+class _Manifest(Section):
+    format: Literal[1]
+    name: str
+    credit: str
+    generated: bool
+    tokenizer: str
+    vocab_size: PositiveInt
+    dtype: Literal["<u2", "<u4"]
+    splits: _Splits
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a prepared corpus; raises UserError when there is none."""
+    """Return the manifest of a prepared corpus; raises UserError when it is missing or damaged."""
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"data.path = {folder}: no corpus there, run prepare_data first") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot read the manifest: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{path}: not a corpus of format {FORMAT}: delete it and prepare again")
+    try:
+        check(manifest, _Manifest)
+    except UserError as error:
+        raise UserError(f"{path}: damaged, delete the folder and prepare again: {error}") from None
     return manifest
 
 
@@ -255,7 +308,8 @@ def open_tokens(
     if tokenizer.vocab_size > np.iinfo(dtype).max + 1:
         raise UserError(f"{folder}: {dtype} cannot hold {tokenizer.vocab_size} pieces")
     arrays: dict[str, NDArray[np.unsignedinteger[Any]]] = {}
-    for split, record in manifest["splits"].items():
+    for split in SPLITS:
+        record = manifest["splits"][split]
         path = folder / f"{split}.bin"
         size = path.stat().st_size if path.is_file() else -1
         if size != record["tokens"] * dtype.itemsize:

@@ -18,7 +18,13 @@ class RunStopped(RuntimeError):
     """A run that must not go on, such as one with a gradient that is not finite; exit code 1."""
 
 
+def closest(word: str, allowed: Iterable[str]) -> str | None:
+    """Return the allowed word that is most like `word`, or None when none is close."""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean X?)' for the closest allowed word, or '' when none is close."""
-    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    close = closest(word, allowed)
+    return f" (did you mean {close!r}?)" if close else ""

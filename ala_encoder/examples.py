@@ -39,7 +39,7 @@ class MaskedBlocks:
         *,
         name: str,
     ) -> None:
-        """Raises UserError when there are fewer tokens than one block of training text."""
+        """Raises UserError for less training text than a block, and for text without a target."""
         self.tokens, self.length, self.corruption, self.name = tokens, length, corruption, name
         self.text_length = length - 2
         self.cls_id, self.sep_id, self.pad_id = (
@@ -50,8 +50,20 @@ class MaskedBlocks:
                 f"data.length = {length}: the training text has only {len(tokens)} tokens"
             )
 
+        if not self._has_target():
+            raise UserError(
+                f"data: the {name} text has nothing to predict: its {len(tokens)} tokens are all "
+                "[UNK] or special, or too few for data.mask_probability"
+            )
+
     def __len__(self) -> int:
         return -(-len(self.tokens) // self.text_length)
+
+    def _has_target(self) -> bool:
+        """Tell whether any block has a target, by looking until one is found."""
+        starts = range(0, len(self), 256)
+        ids = (np.arange(start, min(start + 256, len(self)), dtype=np.int64) for start in starts)
+        return any(self.counts(some, FIXED_EPOCH).sum() > 0 for some in ids)
 
     def blocks(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (input_ids int64 [B, length], real tokens of each row int64 [B])."""

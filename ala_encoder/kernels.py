@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ala_encoder.heads import HeadTable
+from ala_encoder.heads import Head
 from ala_encoder.settings.attention import AttentionSettings, sdpa_refusal
 
 
@@ -42,11 +42,11 @@ class Visibility:
         return cls((same & real[:, :, None])[:, None], real)
 
 
-def choose_path(attention: AttentionSettings, table: HeadTable) -> str:
-    """Return the path that will run: the one asked for, or the fastest that can (`auto`)."""
+def choose_path(attention: AttentionSettings, heads: Sequence[Head]) -> str:
+    """Return the path a layer will run: the one asked for, or the fastest that can (`auto`)."""
     if attention.path != "auto":
         return attention.path
-    return "dense" if sdpa_refusal(attention, table) else "sdpa"
+    return "dense" if sdpa_refusal(attention, heads) else "sdpa"
 
 
 def combine(bias: Tensor | None, visible: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

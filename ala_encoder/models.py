@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ala_encoder.blocks import Stack, Trace
-from ala_encoder.positions import LearnedPositions
+from ala_encoder.positions import LearnedPositions, first_real
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stack
 from ala_encoder.settings.model import EncoderModel
@@ -102,7 +102,7 @@ class MaskedLM(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Encoder with BERT's pooler and a linear layer on the first token."""
+    """Encoder with BERT's pooler and a linear layer on the first real token, [CLS]."""
 
     def __init__(
         self,
@@ -126,7 +126,12 @@ class Classifier(nn.Module):
     ) -> Tensor:
         """Return the logits [B, num_labels]."""
         hidden = self.encoder(input_ids, segments, token_types)
-        pooled = self.dropout(torch.tanh(self.pooler(hidden[:, 0])))
+        if segments is None:
+            first = hidden[:, 0]
+        else:
+            rows = torch.arange(len(hidden), device=hidden.device)
+            first = hidden[rows, first_real(segments)]
+        pooled = self.dropout(torch.tanh(self.pooler(first)))
         logits: Tensor = self.classifier(pooled)
         return logits
 

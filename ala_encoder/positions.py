@@ -33,7 +33,11 @@ class LearnedPositions(nn.Module):
         device = self.embedding.weight.device
         positions = torch.arange(length, device=device)[None]
         if segments is not None:
-            first_real = (segments > 0).int().argmax(dim=1, keepdim=True)
-            positions = (positions - first_real).clamp(min=0)
+            positions = (positions - first_real(segments)[:, None]).clamp(min=0)
         embedded: Tensor = self.embedding(positions)
         return embedded
+
+
+def first_real(segments: Tensor) -> Tensor:
+    """Return where each row's first real token lies, int [B]; 0 in a row of padding alone."""
+    return (segments > 0).int().argmax(dim=1)

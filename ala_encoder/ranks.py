@@ -17,7 +17,7 @@ def _read(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     if not text:
         return default
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UserError(f"environment variable {name} = {text!r}: not a whole number")
     return int(text)
 

@@ -1,7 +1,7 @@
 """Score an export: the loss of a language model on held-out text, or a classifier's metrics.
 
-One process:   python -m pipelines.evaluate export=RUN_OR_EXPORT [split=test] [path=DATA]
-Many:          deepspeed --num_gpus N --module pipelines.evaluate export=…
+One process:   python -m pipelines.evaluate RUN_OR_EXPORT [split=test] [path=DATA]
+Many:          deepspeed --num_gpus N --module pipelines.evaluate …
 """
 
 from __future__ import annotations
@@ -86,4 +86,4 @@ def _classifier(
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, EvaluateRun, __doc__ or "", json_flag=True))
+    sys.exit(run(main, EvaluateRun, __doc__ or "", json_flag=True, positional="export"))

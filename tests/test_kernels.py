@@ -243,9 +243,7 @@ def test_heads_of_one_group_equal_heads_with_copies_of_it(groups: Any, bias: str
     q, k, v = draw(1 + max(groups))
     shared = values_and_gradients("dense", [q, k, v], groups=groups, bias=bias_of(bias, 5))
     copies = [t[:, list(groups)].detach().requires_grad_() for t in (q, k)]
-    out, q_grad, k_grad, v_grad = values_and_gradients(
-        "dense", [*copies, v], bias=bias_of(bias, 5)
-    )
+    out, q_grad, k_grad, v_grad = values_and_gradients("dense", [*copies, v], bias=bias_of(bias, 5))
     summed = [torch.zeros(q.shape).index_add(1, torch.tensor(groups), g) for g in (q_grad, k_grad)]
     for a, b in zip(shared, [out, *summed, v_grad], strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)

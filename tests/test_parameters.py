@@ -43,10 +43,10 @@ def random_settings(seed: int) -> tuple[EncoderModel, AttentionSettings, int]:
         norm=draw.choice(["post", "pre"]),
         attention_bias=draw.choice([True, False]),
     )
+    masks, groups = ["full", "band1", "prev2"], ["", "#a", "#b"]
     cells = [
-        [draw.choice(["full", "band1", "prev2"]) + draw.choice(["", "#a", "#b"]) for _ in range(heads)]
-        for _ in range(layers)
-    ]  # fmt: skip
+        [draw.choice(masks) + draw.choice(groups) for _ in range(heads)] for _ in range(layers)
+    ]
     biases = draw.sample(BIASES, draw.randint(0, len(BIASES)))
     attention = AttentionSettings.model_validate({"heads": cells, "biases": biases})
     return model, attention, draw.randint(5, 30)

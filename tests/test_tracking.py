@@ -44,9 +44,9 @@ WEIRD = "head(0)@layer=1, %Größe%"
 LONG = "settings/" + "x" * 300 + "@"
 
 
-def info(name: str, experiment: str = EXPERIMENT, **params: Any) -> RunInfo:
-    base = {"variant": name, "seed": 0, "params/total": 1234, "optim/lr": 1e-3}
-    return RunInfo(f"{name}-sst2-0", experiment, {**base, **params}, {"pretrained_run_id": "abc"})
+def info(name: str, rate: float = 1e-3) -> RunInfo:
+    params = {"variant": name, "seed": 0, "params/total": 1234, "optim/lr": rate}
+    return RunInfo(f"{name}-sst2-0", EXPERIMENT, params, {"pretrained_run_id": "abc"})
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -129,8 +129,27 @@ def store(place: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def runs(place: Path, store: str) -> dict[str, Path]:
-    """Four runs that started together on a fresh store and ended in four ways."""
+def server(place: Path) -> Iterator[int]:
+    """The port of a real MLflow server on a store of its own."""
+    port, folder = free_port(), place / "server"
+    folder.mkdir()
+    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, start_new_session=True
+        )
+    yield port
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path, store: str, server: int) -> dict[str, Path]:
+    """Four runs that started together on a fresh store and ended in four ways.
+
+    Takes `server`, which it does not use, so that the server starts meanwhile.
+    """
     names = ("good", "failed", "interrupted", "killed")
     folders = {name: place / name for name in names}
     said: list[str] = []
@@ -150,7 +169,7 @@ def runs(place: Path, store: str) -> dict[str, Path]:
             logs["failed"].metrics({"loss": 1 / step}, step)
         raise RuntimeError("out of luck")
     with pytest.raises(KeyboardInterrupt), logs["interrupted"]:
-        assert logs["interrupted"].run_id is not None
+        wait_for(lambda: logs["interrupted"].run_id is not None)
         raise KeyboardInterrupt
     wait_for(lambda: (folders["killed"] / "mlflow_spool.json").exists())
     wait_for(lambda: stored(store, folders["killed"]).info.status != "RUNNING")
@@ -158,7 +177,7 @@ def runs(place: Path, store: str) -> dict[str, Path]:
     return folders
 
 
-def wait_for(happened: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_for(happened: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < until
@@ -234,10 +253,12 @@ def test_the_machine_is_measured(runs: dict[str, Path], store: str) -> None:
     assert "system/cpu_utilization_percentage" in metrics
 
 
-def test_search_runs_alone_gives_the_comparison_table(runs: dict[str, Path], store: str) -> None:
+def test_search_runs_alone_gives_the_comparison_table(
+    runs: dict[str, Path], store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import mlflow
 
-    mlflow.set_tracking_uri(store)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     table: Any = mlflow.search_runs(experiment_names=[EXPERIMENT])
     row = table[table["params.variant"] == "good"].iloc[0]
     assert (row["metrics.eval_loss"], row["metrics.eval_accuracy"]) == (0.25, 0.9)
@@ -258,7 +279,7 @@ def test_a_resumed_run_is_the_same_run_with_drift_tags_and_no_point_twice(
 ) -> None:
     folder = runs["failed"]
     before = stored(store, folder).info.run_id
-    with RunLog(folder, info("failed", **{"optim/lr": 5e-4}), uri=store) as log:
+    with RunLog(folder, info("failed", rate=5e-4), uri=store) as log:
         for step in range(91, 151):
             log.metrics({"loss": 1 / step}, step)
         log.summary({"loss": 1 / 150, "eval_loss": 0.5})
@@ -358,22 +379,6 @@ class Gate:
         self._listener.close()
 
 
-@pytest.fixture(scope="module")
-def server(place: Path) -> Iterator[int]:
-    """The port of a real MLflow server on a store of its own."""
-    port, folder = free_port(), place / "server"
-    folder.mkdir()
-    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=log, stderr=log, start_new_session=True
-        )
-    yield port
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 @pytest.fixture
 def gate(server: int) -> Iterator[Gate]:
     gate = Gate(server)
@@ -423,13 +428,13 @@ def test_a_server_that_comes_and_goes_gets_every_point_once(
     gate: Gate, server: int, tmp_path: Path
 ) -> None:
     said: list[str] = []
+    wait_for(lambda: answers(server))
     log = RunLog(tmp_path, info("patient"), uri=gate.uri, system_metrics=False, say=said.append)
     for step in range(50):
         log.metrics({"loss": 1 / (step + 1)}, step)
     wait_for(lambda: len(said) == 1)
     assert "is away" in said[0]
     direct = f"http://127.0.0.1:{server}"
-    wait_for(lambda: answers(server))
     gate.mode = "forward"
     wait_for(lambda: len(said) == 2)
     assert "answers again" in said[1]
@@ -578,7 +583,7 @@ def test_clean_keys_are_different_and_reversible() -> None:
     for raw in raws:
         key = clean_key(raw)
         tag = cut_tag(key, raw)
-        _validate_param_name(key)
+        _validate_param_name(key)  # type: ignore[no-untyped-call]
         assert len(key) <= 250
         assert raw_key(key, {tag: raw} if tag else {}) == raw
     assert len({clean_key(raw) for raw in raws}) == len(raws)

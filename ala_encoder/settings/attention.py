@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ala_encoder.errors import UserError
-from ala_encoder.heads import HeadTable, named_layout
+from ala_encoder.heads import Head, HeadTable, named_layout
 from ala_encoder.settings.base import PositiveFloat, PositiveInt, Probability, Section
 
 
@@ -70,9 +71,10 @@ def head_table(attention: AttentionSettings, num_layers: int, num_heads: int) ->
     return table
 
 
-def sdpa_refusal(attention: AttentionSettings, table: HeadTable) -> str | None:
-    """Say why the fused `sdpa` path cannot compute this attention, or None when it can."""
-    if not table.is_full and attention.mask_operator == "post_softmax":
+def sdpa_refusal(attention: AttentionSettings, heads: Sequence[Head]) -> str | None:
+    """Say why the fused `sdpa` path cannot compute these heads, or None when it can."""
+    is_local = any(head.is_local for head in heads)
+    if is_local and attention.mask_operator == "post_softmax":
         return "it never holds the weights that a post-softmax mask multiplies"
     if attention.dropout > 0:
         return "attention dropout takes it off the fused kernel on a CPU"
@@ -99,5 +101,5 @@ def check_attention(attention: AttentionSettings, table: HeadTable, max_length: 
     for bias in attention.biases:
         if bias.kind == "window" and bias.width >= max_length:
             raise UserError(f"biases: window {bias.width} hides nothing in {max_length} tokens")
-    if attention.path == "sdpa" and (reason := sdpa_refusal(attention, table)) is not None:
+    if attention.path == "sdpa" and (reason := sdpa_refusal(attention, heads)) is not None:
         raise UserError(f"path = 'sdpa': {reason}; allowed here: auto, dense")

@@ -26,8 +26,8 @@ class TextFiles(Section):
     """Text to train and to validate on: files, folders or globs of .txt and .gz, UTF-8."""
 
     kind: Literal["files"]
-    train: tuple[str, ...]
-    valid: tuple[str, ...]
+    train: Annotated[tuple[str, ...], Field(min_length=1)]
+    valid: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class EmbeddedText(Section):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from ala_encoder.errors import UserError, nearest
 from ala_encoder.settings.base import Section
@@ -13,7 +15,7 @@ from ala_encoder.settings.base import Section
 class EngineSettings(Section):
     """How the model is spread and in which precision it is trained."""
 
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
     precision: Literal["auto", "float32", "bf16", "fp16"] = "auto"
     """auto: bf16 on CUDA devices that have it, float32 elsewhere."""
     activation_checkpointing: bool = False
@@ -40,41 +42,50 @@ OWNED_KEYS: dict[str, str] = {
 }
 """DeepSpeed key → the setting that decides it."""
 
+REFUSED_KEYS: dict[str, str] = {
+    "gradient_allreduce_op": "the gradient is always the mean over all targets of the batch",
+    "managed_gradient_accumulation": "the loop itself ends an accumulation",
+    "sequence_parallel_size": "every rank takes other examples",
+    "data_parallel_size": "every rank takes other examples",
+    "vocabulary_size": "it is the tokenizer's and has no effect there",
+}
+"""DeepSpeed key → why it cannot be set: it would change what a step is, without a word."""
 
 KNOWN_KEYS = frozenset(
-    """activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comms_logger
-    communication_data_type compile compression_training csv_monitor comet curriculum_learning
-    data_efficiency data_types dataloader_drop_last datastates_ckpt disable_allgather
-    disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler fp16
-    gradient_accumulation_steps gradient_allreduce_op gradient_clipping
-    gradient_predivide_factor hybrid_engine log_level     memory_breakdown nebula optimizer pipeline prescale_gradients progressive_layer_drop
-    scheduler seq_parallel_communication_data_type sparse_attention sparse_gradients
-    steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size
-    train_micro_batch_size_per_gpu use_data_before_expert_parallelism wall_clock_breakdown wandb
-    weight_quantization zenflow zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
-    zero_optimization""".split()
+    """activation_checkpointing aio autotuning bf16 bfloat16 checkpoint comet comms_logger
+    communication_data_type compile csv_monitor data_efficiency data_types dataloader_drop_last
+    datastates_ckpt disable_allgather disable_python_gc dump_state expert_parallel flops_profiler
+    fp16 gradient_accumulation_steps gradient_clipping gradient_predivide_factor hybrid_engine
+    log_level memory_breakdown optimizer pipeline prescale_gradients scheduler
+    seq_parallel_communication_data_type steps_per_print tensor_parallel tensorboard timers
+    torch_autocast train_batch_size train_micro_batch_size_per_gpu
+    use_data_before_expert_parallelism wall_clock_breakdown wandb weight_quantization
+    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization""".split()
 )
-"""DeepSpeed's top-level keys; it ignores others without a word, so they are refused here."""
+"""DeepSpeed 0.19's other top-level keys; it ignores any more, so they are refused here."""
 
 
 def read_deepspeed(value: dict[str, Any] | str) -> dict[str, Any]:
     """Return the user's DeepSpeed keys from a mapping or a JSON file.
 
-    Raises UserError for a file that cannot be read, for a key that the settings own, and for a
-    key given twice.
+    Raises UserError for a file that cannot be read, for a key that the settings own, for one that
+    cannot be set or does not exist, and for a key given twice.
     """
     config = _read_json(Path(value)) if isinstance(value, str) else value
     for key, owner in OWNED_KEYS.items():
         node: Any = config
-        for part in key.split("."):
-            node = node.get(part) if isinstance(node, dict) else None
-        if node is not None:
-            raise UserError(f"{key} = {json.dumps(node)}: set {owner} instead")
-    unknown = next((key for key in config if key not in KNOWN_KEYS), None)
-    if unknown is not None:
-        raise UserError(
-            f"{unknown}: DeepSpeed has no such key{nearest(unknown, KNOWN_KEYS)}"
-        )
+        *sections, last = key.split(".")
+        for section in sections:
+            node = node.get(section, {})
+            if not isinstance(node, dict):
+                raise UserError(f"{section} = {json.dumps(node)}: allowed is a map")
+        if node.get(last) is not None:
+            raise UserError(f"{key} = {json.dumps(node[last])}: set {owner} instead")
+    for key in config:
+        if key in REFUSED_KEYS:
+            raise UserError(f"{key}: cannot be set, {REFUSED_KEYS[key]}")
+        if key not in KNOWN_KEYS:
+            raise UserError(f"{key}: DeepSpeed has no such key{nearest(key, KNOWN_KEYS)}")
     return config
 
 
@@ -86,11 +97,18 @@ def _read_json(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: the key {twice!r} is given twice")
         return dict(pairs)
 
+    def refuse_constant(name: str) -> None:
+        raise UserError(f"{path}: {name} is not a finite number")
+
     try:
-        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=refuse_twice)
+        config = json.loads(
+            path.read_text(encoding="utf-8"),
+            object_pairs_hook=refuse_twice,
+            parse_constant=refuse_constant,
+        )
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} holds a {type(config).__name__}, not an object")

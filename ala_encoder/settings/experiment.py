@@ -179,15 +179,24 @@ class CompareRun(Section):
     tracking: TrackingSettings = TrackingSettings()
 
 
+class TrackRun(Section):
+    """Replay of a run folder into MLflow."""
+
+    run: Path
+    """The run folder."""
+    uri: str | None = None
+    """None: MLFLOW_TRACKING_URI, or sqlite:///mlflow.db in the current folder."""
+
+
 class DemoRun(Section):
     """The demonstration: nothing needed, everything small."""
 
     output: Path = Path("runs/demo")
-    cache: Path = Path(".cache/quickstart")
-    ranks: Annotated[int, Field(ge=1)] = 2
-    pretrain_steps: Annotated[int, Field(ge=1)] | None = None
-    """None: what the configs say."""
-    tracking: TrackingSettings = TrackingSettings()
+    """Folder of the runs and the report."""
+    ranks: Annotated[int, Field(ge=1, le=64)] = 2
+    """Processes the launcher starts for each training."""
+    pretrain_steps: Annotated[int, Field(ge=200)] | None = None
+    """None: what configs/demo says."""
 
 
 __all__ = [
@@ -198,6 +207,7 @@ __all__ = [
     "EvaluateRun",
     "FinetuneRun",
     "PretrainRun",
+    "TrackRun",
     "TrainingRun",
     "check_stack",
 ]

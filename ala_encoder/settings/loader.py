@@ -9,7 +9,10 @@ YAML is 1.2: 1e-4 is a number, a duplicate key is an error, a tag such as !!pyth
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -21,10 +24,14 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from ala_encoder.errors import UserError, nearest
+from ala_encoder.errors import UserError, closest, nearest
 
 Settings = TypeVar("Settings", bound=BaseModel)
 _BASE = "base"
+_MAX_TEXT = 65_536  # characters of one file: a data file given by mistake is told at once
+_MAX_VALUES = 100_000  # once aliases are written out: ten lines of them can mean billions
+_MAX_DEPTH = 64
+_OTHER_YAML = re.compile(r"%YAML(?!\s+1\.2\s*$).*", re.MULTILINE)
 
 
 def load(path: Path, overrides: Sequence[str], cls: type[Settings]) -> Settings:
@@ -84,17 +91,54 @@ def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _parse_yaml(text: str, where: str) -> Any:
+    """Return the plain value of a YAML text, with nothing shared between its places."""
+    if len(text) > _MAX_TEXT:
+        raise UserError(f"{where}: {len(text):,} characters, allowed are {_MAX_TEXT:,}")
+    if other := _OTHER_YAML.search(text):
+        raise UserError(f"{where}: {other[0]!r}: settings are YAML 1.2, where off is a word")
     yaml = YAML(typ="safe", pure=True)
     try:
-        return yaml.load(io.StringIO(text))
+        value = yaml.load(io.StringIO(text))
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = (getattr(error, "problem", None) or str(error)).strip().splitlines()[0]
         raise UserError(f"{where}{line}: not YAML 1.2 that is allowed here: {problem}") from None
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise UserError(f"{where}: not YAML 1.2 that is allowed here: {reason}") from None
+    except RecursionError:
+        raise UserError(f"{where}: nested more than {_MAX_DEPTH} levels deep") from None
+    except Exception as error:  # `!!bool x` is a KeyError in there, a date of month 13 a ValueError
+        raise UserError(f"{where}: not YAML 1.2 that is allowed here: {error}") from None
+    try:
+        return _plain(value, (), itertools.count(1))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _plain(value: Any, path: tuple[str, ...], count: Iterator[int]) -> Any:
+    """Copy a YAML value, aliases written out; raises UserError for what JSON cannot say."""
+    place = ".".join(path) or "the value"
+    if next(count) > _MAX_VALUES:
+        raise UserError(f"more than {_MAX_VALUES:,} values, aliases written out")
+    if len(path) > _MAX_DEPTH:
+        raise UserError(f"{'.'.join(path[:3])}: nested more than {_MAX_DEPTH} levels deep")
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise UserError(f"{place}: the key {key!r} is a {type(key).__name__}, not a word")
+            _plain(key, path, count)
+        return {key: _plain(item, (*path, key), count) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, (*path, str(index)), count) for index, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{place} = {value}: not a finite number")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UserError(f"{place}: a whole number of more than 64 bits")
+    if isinstance(value, str) and ("\0" in value or re.search("[\ud800-\udfff]", value)):
+        raise UserError(f"{place} = {value!r}: holds a character that is none")
+    if value is not None and not isinstance(value, (str, bool, int, float)):
+        kind = type(value).__name__
+        raise UserError(f"{place}: a {kind}; allowed are numbers, words, lists, maps (quote a date)")
+    return value
 
 
 def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -136,7 +180,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node: Any = data
     for part, after in zip(parts, [*parts[1:], None], strict=True):
         if isinstance(node, list):
-            if not part.isdigit() or int(part) >= len(node):
+            if not part.isdecimal() or int(part) >= len(node):
                 raise UserError(f"override {key}: {part!r} is not an index of {len(node)} entries")
             place: Any = int(part)
         elif isinstance(node, dict):
@@ -166,7 +210,7 @@ def _one_line(error: ValidationError, cls: type[BaseModel], data: Any) -> str:
 
 
 def _describe(error: ErrorDetails, cls: type[BaseModel], data: Any) -> str:
-    loc = _visible(error["loc"], data)
+    loc = _visible(error["loc"], data, is_missing=error["type"] == "missing")
     path = ".".join(map(str, loc)) or "settings"
     kind, given = error["type"], json.dumps(error.get("input"), default=str)
     if len(given) > 80:
@@ -194,28 +238,36 @@ def _describe(error: ErrorDetails, cls: type[BaseModel], data: Any) -> str:
     return f"{path} = {given}: {message}{near}"
 
 
-def _visible(loc: tuple[int | str, ...], data: Any) -> list[int | str]:
+def _visible(loc: tuple[int | str, ...], data: Any, *, is_missing: bool) -> list[int | str]:
     """Drop the union tags that pydantic puts into a location: they are not in the user's file."""
     visible: list[int | str] = []
-    for part in loc:
+    for number, part in enumerate(loc, 1):
         inside = isinstance(data, dict) and part in data
         indexed = isinstance(data, list) and isinstance(part, int) and part < len(data)
         if inside or indexed:
             data = data[part]
-        elif part != loc[-1]:
+        elif not (is_missing and number == len(loc)):
             continue
         visible.append(part)
     return visible
 
 
 def _suggestion(path: str, cls: type[BaseModel]) -> str:
-    known = sorted(set(_paths(cls)))
-    generic = ".".join(part for part in path.split(".") if not part.isdigit())
-    if near := nearest(generic, known):
-        return near
-    leaf = generic.rsplit(".", 1)[-1]
-    elsewhere = [full for full in known if full.rsplit(".", 1)[-1] == leaf]
-    return f" (did you mean {elsewhere[0]!r}?)" if elsewhere else ""
+    """Say what an unknown key may have meant: one beside it, else one elsewhere, else any here."""
+    parent, _, leaf = path.rpartition(".")
+    generic = ".".join(part for part in path.split(".") if not part.isdecimal())
+    section = generic.rpartition(".")[0]
+    known = dict.fromkeys(_paths(cls))
+    if generic in known:
+        return " here, it belongs to another kind"
+    beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == section]
+    if near := closest(leaf, beside):
+        meant = f"{parent}.{near}" if parent else near
+        return f" (did you mean {meant!r}?)"
+    elsewhere = {key.rpartition(".")[2]: key for key in reversed(known)}
+    if near := closest(leaf, elsewhere):
+        return f" (did you mean {elsewhere[near]!r}?)"
+    return f"; allowed {f'in {parent}' if parent else 'here'} are {', '.join(beside)}"
 
 
 def _paths(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:

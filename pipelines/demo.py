@@ -1,0 +1,99 @@
+"""See it all work, small: three encoder variants pretrained, fine-tuned and compared.
+
+Needs nothing: the texts come out of package archives, or are generated when there is no index.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pipelines
+from ala_encoder.command import run
+from ala_encoder.errors import RunStopped
+from ala_encoder.settings.experiment import DemoRun
+
+VARIANTS = ("full", "band6_tied", "gated_distbias")
+SEED = 1337
+
+
+def main(settings: DemoRun) -> None:
+    """Run every stage as a user would type it, and show the report."""
+    started = time.monotonic()
+    configs = _configs()
+    first = configs / f"{VARIANTS[0]}.yaml"
+    output = f"output={settings.output}"
+    steps = [f"train.steps={settings.pretrain_steps}"] if settings.pretrain_steps else []
+    say(
+        "This trains three small encoders that differ only in their attention, on the processor:\n"
+        "  full            every head sees every token\n"
+        "  band6_tied      heads see 6 tokens to each side; all layers but the last share one "
+        "(W_q, W_k)\n"
+        "  gated_distbias  a learned, token-gated penalty on distance\n"
+        "Each is pretrained by masked language modelling and fine-tuned on sentiment."
+    )
+    say("1/4  A WordPiece tokenizer and token arrays from running text.")
+    _python("train_tokenizer", first)
+    _python("prepare_data", first)
+    say(f"2/4  Pretraining: {len(VARIANTS)} runs of the deepspeed launcher, {settings.ranks} ranks.")
+    for variant in VARIANTS:
+        _launch(settings.ranks, "pretrain", configs / f"{variant}.yaml", output, *steps)
+    say("3/4  Fine-tuning each on rated snippets of movie reviews.")
+    for variant in VARIANTS:
+        init = f"init={settings.output / f'{variant}-mlm-{SEED}'}"
+        _launch(settings.ranks, "finetune_glue", configs / "finetune.yaml", output, init)
+    say("4/4  The comparison.")
+    tasks = ("mlm", "sst2")
+    folders = [str(settings.output / f"{v}-{task}-{SEED}") for task in tasks for v in VARIANTS]
+    _python("compare", *folders, output)
+    minutes = (time.monotonic() - started) / 60
+    say(
+        f"Done in {minutes:.1f} minutes. The report: {settings.output / 'report.md'}; curves and "
+        "columns:\n"
+        f"  {Path(sys.executable).parent / 'mlflow'} ui     then open http://127.0.0.1:5000, "
+        "experiment `demo`"
+    )
+
+
+def say(text: str) -> None:
+    """Print a stage's headline."""
+    print(f"\n{text}\n", flush=True)
+
+
+def _configs() -> Path:
+    """Return configs/demo of the checkout, or of the installed package."""
+    package = Path(pipelines.__file__).parent
+    places = [package.parent / "configs" / "demo", package / "configs" / "demo"]
+    return next(place for place in places if place.is_dir())
+
+
+def _python(pipeline: str, *words: object) -> None:
+    _run([sys.executable, "-m", f"pipelines.{pipeline}", *map(str, words)])
+
+
+def _launch(ranks: int, pipeline: str, *words: object) -> None:
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--quiet"]
+    where = ["--num_gpus", str(ranks), "--master_port", str(_free_port())]
+    _run([*launcher, *where, "--module", f"pipelines.{pipeline}", *map(str, words)])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _run(command: list[str]) -> None:
+    print(f"$ {shlex.join(command)}", flush=True)
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        raise RunStopped(f"the command above ended with exit code {code}")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, DemoRun, __doc__ or ""))

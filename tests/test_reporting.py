@@ -1,0 +1,453 @@
+"""Comparison of runs: run folders and MLflow read back, tables, Markdown, CSV and plots."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import random
+import re
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ala_encoder.errors import UserError
+from ala_encoder.files import write_json
+from ala_encoder.plots import Panel, Point, draw_scores
+from ala_encoder.reporting import (
+    Record,
+    RunSummary,
+    find_folders,
+    plot_run,
+    plot_scores,
+    read_folder,
+    read_mlflow,
+    render_markdown,
+    table,
+    tables,
+    tidy,
+)
+from ala_encoder.settings.experiment import CompareRun
+from ala_encoder.settings.tracking import TrackingSettings
+from ala_encoder.tracking import EVENTS, RunInfo, RunLog, history
+from pipelines.compare import main
+
+ROOT = Path(__file__).resolve().parent.parent
+EXPERIMENT = "tests of reporting"
+SCORES = {"eval_loss": 3.25, "eval_unigram_loss": 6.5, "eval_targets": 1200.0}
+
+
+def logged(
+    folder: Path,
+    variant: str = "baseline",
+    seed: int = 1,
+    *,
+    task: str = "mlm",
+    size: int = 1000,
+    scores: dict[str, float] | None = None,
+    points: dict[int, dict[str, float]] | None = None,
+    status: str = "FINISHED",
+    data: str = "wikipedia-102",
+    tags: dict[str, str] | None = None,
+    uri: str | None = None,
+    **params: Any,
+) -> Path:
+    """Write a run with the real log, mirrored when `uri` is given; return its folder."""
+    named = {"variant": variant, "seed": seed, "task": task, "data_name": data}
+    sizes = {"params/encoder_attention": size, "params/qk_groups": 4, "params/total": size + 5000}
+    info = RunInfo(folder.name, EXPERIMENT, {**named, **sizes, **params}, tags or {})
+    log = RunLog(folder, info, uri=uri, enabled=uri is not None, system_metrics=False)
+    for step, values in (points or {1: {"loss": 8.0}, 100: {"loss": 4.0}}).items():
+        log.metrics(values, step)
+    log.summary(SCORES if scores is None else scores)
+    log.close(status)
+    return folder
+
+
+def seeds(root: Path, variant: str, values: list[float], **more: Any) -> None:
+    for seed, value in enumerate(values, 1):
+        scores = {**SCORES, "eval_loss": value}
+        logged(root / f"{variant}-mlm-{seed}", variant, seed, scores=scores, **more)
+
+
+def summaries(root: Path) -> list[RunSummary]:
+    return [read_folder(path)[0] for path in find_folders([f"{root}/*"])]
+
+
+def grid(markdown: str) -> list[dict[str, str]]:
+    """Read the first Markdown table back, as a reader of the page would."""
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert all(re.fullmatch(r":?-+:?", cell) for cell in cells[1])
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+# ---- reading
+
+
+def test_a_folder_gives_its_points_and_its_scores_with_their_counts(tmp_path: Path) -> None:
+    points = {0: {"eval_loss": 7.0}, 10: {"loss": 5.0, "grad_norm": 0.5}, 20: {"eval_loss": 4.0}}
+    folder = logged(tmp_path / "a-mlm-3", "a", 3, points=points)
+    summary, records = read_folder(folder)
+    assert (summary.run, summary.variant, summary.task, summary.seed) == ("a-mlm-3", "a", "mlm", 3)
+    assert summary.status == "FINISHED" and summary.data_name == "wikipedia-102"
+    assert summary.parameters == {"encoder_attention": 1000, "qk_groups": 4, "total": 6000}
+    assert summary.scores == {"eval_loss": 3.25, "eval_unigram_loss": 6.5}
+    found = {(r.metric, r.step, r.value, r.n, r.final) for r in records}
+    assert found == {
+        ("eval_loss", 0, 7.0, 1200, False),
+        ("loss", 10, 5.0, None, False),
+        ("grad_norm", 10, 0.5, None, False),
+        ("eval_loss", 20, 4.0, 1200, False),
+        ("eval_loss", 20, 3.25, 1200, True),
+        ("eval_unigram_loss", 20, 6.5, 1200, True),
+    }
+
+
+def test_a_score_has_the_count_of_its_own_split(tmp_path: Path) -> None:
+    scores = {"eval_accuracy": 0.75, "eval_examples": 872.0, "test_accuracy": 0.5,
+              "test_examples": 1821.0, "test_mismatched_accuracy": 0.25,
+              "test_mismatched_examples": 99.0}
+    _, records = read_folder(logged(tmp_path / "a", task="sst2", scores=scores))
+    assert {r.metric: r.n for r in records if r.final} == {
+        "eval_accuracy": 872, "test_accuracy": 1821, "test_mismatched_accuracy": 99,
+    }
+
+
+def test_the_curve_of_a_resumed_run_has_each_step_once_as_history_has_it(tmp_path: Path) -> None:
+    folder = logged(tmp_path / "a", scores={}, status="KILLED",
+                    points={s: {"loss": float(s)} for s in (1, 2, 3, 4)})
+    logged(folder, points={s: {"loss": s + 0.5} for s in (3, 4, 5)}, variant="renamed")
+    summary, records = read_folder(folder)
+    curve = [(r.step, r.value) for r in records if r.metric == "loss"]
+    assert curve == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.5)]
+    assert curve == [(step, value) for name, step, value in history(folder) if name == "loss"]
+    assert summary.status == "FINISHED"
+    assert summary.variant == "baseline", "the first parameter stands, as in MLflow"
+
+
+def test_a_run_without_a_last_word_and_one_without_scores_have_no_scores(tmp_path: Path) -> None:
+    folder = logged(tmp_path / "a", points={5: {"eval_loss": 2.0}})
+    lines = (folder / EVENTS).read_bytes().splitlines(keepends=True)
+    (folder / EVENTS).write_bytes(b"".join(lines[:-1]) + lines[-1][:9])  # a line torn by a crash
+    assert read_folder(folder)[0].status == "RUNNING"
+    early = logged(tmp_path / "b", points={5: {"eval_loss": 2.0}}, scores={})
+    assert read_folder(early)[0].status == "UNSCORED"
+    for path in (folder, early):
+        assert not any(record.final for record in read_folder(path)[1])
+
+
+def test_the_data_name_is_logged_or_the_export_s_or_the_first_data_set_s(tmp_path: Path) -> None:
+    def name_of(folder: Path, card: bool, dataset: bool) -> str:
+        info = RunInfo(folder.name, EXPERIMENT, {"variant": "a", "seed": 1, "task": "mlm"})
+        with RunLog(folder, info, uri=None, enabled=False) as log:
+            if dataset:
+                log.dataset("files", "here", "abc", {}, "training")
+        if card:
+            write_json(folder / "export" / "export.json", {"data_name": "wikipedia-102"})
+        return read_folder(folder)[0].data_name
+
+    assert name_of(tmp_path / "a", card=True, dataset=True) == "wikipedia-102"
+    assert name_of(tmp_path / "b", card=False, dataset=True) == "files"
+    assert name_of(tmp_path / "c", card=False, dataset=False) == "unknown data"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("basline-mlm-1", "there is no such folder (did you mean 'baseline-mlm-1'?)"),
+        ("notes", "not a run folder"),
+        ("no*", "matches 1 paths, none a run"),
+        ("x*", "matches nothing"),
+    ],
+)
+def test_a_pattern_that_names_no_run_is_the_users_mistake(
+    tmp_path: Path, pattern: str, message: str
+) -> None:
+    logged(tmp_path / "baseline-mlm-1")
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(UserError, match=re.escape(message)):
+        find_folders([str(tmp_path / "base*"), str(tmp_path / pattern)])
+
+
+def test_a_glob_passes_over_other_folders_and_names_each_run_once(tmp_path: Path) -> None:
+    logged(tmp_path / "a-[1]")
+    logged(tmp_path / "b")
+    (tmp_path / "compare").mkdir()
+    patterns = [f"{tmp_path}/*", f"{tmp_path}/b/", f"{tmp_path}/a-[1]"]
+    assert [path.name for path in find_folders(patterns)] == ["a-[1]", "b"]
+
+
+def test_a_log_that_names_no_variant_is_refused(tmp_path: Path) -> None:
+    with RunLog(tmp_path / "a", RunInfo("a", EXPERIMENT, {"seed": 1}), uri=None, enabled=False):
+        pass
+    with pytest.raises(UserError, match="names no variant"):
+        read_folder(tmp_path / "a")
+
+
+# ---- tables
+
+
+def test_cells_are_mean_and_sample_deviation_over_seeds_and_a_lone_seed_has_none(
+    tmp_path: Path,
+) -> None:
+    seeds(tmp_path, "baseline", [36.63, 35.60, 36.37])
+    seeds(tmp_path, "tied", [35.0], size=600)
+    report = render_markdown(tables(summaries(tmp_path)), None)
+    first, second = grid(report)
+    # by hand: 36.2; deviations .43, -.60, .17; sqrt(.5738 / 2) = .5356
+    assert first["eval_loss"] == "36.20 ± 0.54" and first["n"] == "3"
+    assert first["seeds"] == "1, 2, 3"
+    assert second["eval_loss"] == "35.00" and second["n"] == "1"
+    assert "ddof 1" in report and "eval 1,200 targets" in report
+
+
+def test_rows_are_sorted_by_attention_parameters_then_name(tmp_path: Path) -> None:
+    for variant, size in (("b", 500), ("z", 900), ("a", 500), ("c", 12_000)):
+        logged(tmp_path / variant, variant, size=size)
+    rows = grid(render_markdown(tables(summaries(tmp_path)), None))
+    assert [row["variant"] for row in rows] == ["c", "z", "a", "b"]
+    assert rows[0]["encoder attention"] == "12,000" and rows[0]["total"] == "17,000"
+    assert rows[0]["Q/K groups"] == "4"
+
+
+def test_the_unigram_loss_stands_beside_the_loss(tmp_path: Path) -> None:
+    logged(tmp_path / "a", scores={**SCORES, "eval_perplexity": 25.8, "eval_accuracy": 0.5})
+    assert table(summaries(tmp_path), "mlm", "wikipedia-102").metrics == (
+        "eval_accuracy", "eval_loss", "eval_unigram_loss", "eval_perplexity",
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [("FAILED", "it failed"), ("KILLED", "it was stopped")]
+)
+def test_a_run_that_did_not_finish_is_listed_and_not_averaged(
+    tmp_path: Path, status: str, reason: str
+) -> None:
+    seeds(tmp_path, "baseline", [3.0, 4.0])
+    logged(tmp_path / "baseline-mlm-9", seed=9, scores={"eval_loss": 99.0}, status=status)
+    (found,) = tables(summaries(tmp_path))
+    assert found.left_out == (f"baseline-mlm-9: {reason}",)
+    (row,) = grid(report := render_markdown([found], None))
+    assert row["eval_loss"] == "3.5000 ± 0.7071" and row["n"] == "2"
+    assert f"- baseline-mlm-9: {reason}" in report
+
+
+def test_a_score_that_was_not_finite_is_listed_and_the_others_are_averaged(tmp_path: Path) -> None:
+    logged(tmp_path / "a-mlm-1", "a", 1)
+    logged(tmp_path / "a-mlm-2", "a", 2, scores={**SCORES, "eval_loss": math.nan})
+    (found,) = tables(summaries(tmp_path))
+    assert found.left_out == ("a-mlm-2: its eval_loss was not finite",)
+    (row,) = grid(render_markdown([found], None))
+    assert row["eval_loss"] == "3.2500 (n=1)" and row["eval_unigram_loss"] == "6.5000 ± 0.0000"
+    assert row["n"] == "2"
+
+
+def test_a_seed_run_again_counts_once_and_the_newest_counts(tmp_path: Path) -> None:
+    for name, value in (("a.before-1", 9.0), ("a", 3.0)):
+        logged(tmp_path / name, "a", 1, scores={"eval_loss": value})
+    old, new = (read_folder(tmp_path / name)[0] for name in ("a.before-1", "a"))
+    for order in ([old, new], [new, old]):
+        (found,) = tables([replace(run, started=7 + (run is new)) for run in order])
+        assert [run.run for run in found.rows[0].runs] == ["a"]
+        assert found.left_out == ("a.before-1: variant a, seed 1 again; the newest counts",)
+
+
+def test_other_sizes_data_and_starts_are_never_averaged_together(tmp_path: Path) -> None:
+    logged(tmp_path / "a1", "a", 1, size=1000)
+    logged(tmp_path / "a2", "a", 2, size=2000)
+    logged(tmp_path / "a3", "a", 3, size=2000, tags={"pretrained_run": "x-mlm-1"})
+    logged(tmp_path / "a4", "a", 4, data="generated-text")
+    logged(tmp_path / "a5", "a", 5, task="sst2")
+    found = tables(summaries(tmp_path))
+    assert [(t.task, t.data_name, len(t.rows)) for t in found] == [
+        ("mlm", "generated-text", 1), ("mlm", "wikipedia-102", 3), ("sst2", "wikipedia-102", 1),
+    ]
+    assert [row["start"] for row in grid(render_markdown(found[1:2], None))] == [
+        "scratch", "pretrained", "scratch",
+    ]
+
+
+def test_a_generated_data_set_is_named_as_such(tmp_path: Path) -> None:
+    logged(tmp_path / "a", data="generated-text")
+    logged(tmp_path / "b", data="wikipedia-102")
+    generated, real = (render_markdown([t], None) for t in tables(summaries(tmp_path)))
+    assert "generated-text, a generated data set" in generated
+    assert "Data: wikipedia-102. " in real and "generated" not in real
+
+
+def test_a_table_equals_a_plain_loop_over_random_runs(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    values: dict[str, list[float]] = {v: [rng.gauss(3, 1) for _ in range(4)] for v in "pqr"}
+    for variant, losses in values.items():
+        seeds(tmp_path, variant, losses, size=rng.randrange(10_000))
+    (found,) = tables(summaries(tmp_path))
+    for row in found.rows:
+        losses = values[row.variant]
+        assert row.values("eval_loss") == tuple(losses)
+        mean = sum(losses) / 4
+        deviation = math.sqrt(sum((x - mean) ** 2 for x in losses) / 3)
+        shown = next(r for r in grid(render_markdown([found], None)) if r["variant"] == row.variant)
+        assert shown["eval_loss"] == f"{mean:.4f} ± {deviation:.4f}"
+        assert math.isclose(deviation, statistics.stdev(losses))
+
+
+# ---- CSV
+
+
+def test_csv_keeps_every_digit_and_is_empty_for_none() -> None:
+    value = 0.1 + 0.2
+    text = tidy([
+        Record("b", "b", "mlm", 2, "loss", 10, 1e-7, None, False),
+        Record("a, 1", "a", "mlm", 2, "eval_loss", None, value, 12, True),
+    ])
+    assert text == (
+        "run,variant,task,seed,metric,step,value,n,final\n"
+        '"a, 1",a,mlm,2,eval_loss,,0.30000000000000004,12,true\n'
+        "b,b,mlm,2,loss,10,1e-07,,false\n"
+    )
+    assert float(next(csv.DictReader(io.StringIO(text)))["value"]) == value
+
+
+def test_csv_does_not_depend_on_the_order_of_the_records(tmp_path: Path) -> None:
+    records = [r for i in (1, 2) for r in read_folder(logged(tmp_path / f"a{i}", seed=i))[1]]
+    assert tidy(records) == tidy(reversed(records))
+
+
+# ---- plots
+
+
+def test_the_plot_of_a_run_is_the_same_byte_for_byte(tmp_path: Path) -> None:
+    folder = logged(tmp_path / "a", points={
+        s: {"loss": 8 / (1 + s), **({"eval_loss": 7.5 / (1 + s)} if s % 5 == 0 else {})}
+        for s in range(20)
+    })
+    path = plot_run(folder)
+    assert path == folder / "loss.png"
+    first = path.read_bytes()
+    assert first.startswith(b"\x89PNG") and b"Software" not in first and b"tIME" not in first
+    path.unlink()
+    plot_run(folder)
+    assert path.read_bytes() == first
+    assert [p.name for p in folder.glob(".*")] == []
+
+
+def test_a_run_without_a_loss_has_no_plot(tmp_path: Path) -> None:
+    folder = logged(tmp_path / "a", points={3: {"grad_norm": 1.0}}, scores={})
+    assert plot_run(folder) is None and not (folder / "loss.png").exists()
+
+
+def test_the_scatter_is_the_same_byte_for_byte_whatever_the_users_style(tmp_path: Path) -> None:
+    import matplotlib
+
+    points = tuple(Point(f"v{i}", 1000 * (i // 2), (3.0 + i, 3.5 + i)) for i in range(12))
+    panels = [Panel("mlm on x", "eval_loss", points), Panel("one", "f1", points[:1])]
+    draw_scores(tmp_path / "a.png", panels)
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "black"}):
+        draw_scores(tmp_path / "b.png", panels)
+        assert matplotlib.rcParams["font.size"] == 30
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_the_plot_takes_the_named_metric_or_the_first_that_all_runs_share(tmp_path: Path) -> None:
+    logged(tmp_path / "a", "a", scores={"eval_loss": 1.0, "test_accuracy": 0.5})
+    logged(tmp_path / "b", "b", scores={"eval_loss": 2.0})
+    found = tables(summaries(tmp_path))
+    for name, metric in (("default", None), ("loss", "eval_loss"), ("accuracy", "test_accuracy")):
+        assert plot_scores(tmp_path / f"{name}.png", found, metric)
+    pictures = {n: (tmp_path / f"{n}.png").read_bytes() for n in ("default", "loss", "accuracy")}
+    assert pictures["default"] == pictures["loss"] != pictures["accuracy"]
+    with pytest.raises(UserError, match=r"metric = 'eval_los'.*did you mean 'eval_loss'"):
+        plot_scores(tmp_path / "x.png", found, "eval_los")
+
+
+def test_runs_that_share_no_metric_are_the_users_mistake(tmp_path: Path) -> None:
+    logged(tmp_path / "a", "a", scores={"eval_loss": 1.0})
+    logged(tmp_path / "b", "b", scores={"test_accuracy": 0.5})
+    with pytest.raises(UserError, match="2 runs share no metric"):
+        plot_scores(tmp_path / "x.png", tables(summaries(tmp_path)))
+
+
+# ---- the pipeline
+
+
+def test_compare_writes_the_same_files_again_and_prints_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds(tmp_path / "runs", "baseline", [3.0, 3.5])
+    seeds(tmp_path / "runs", "tied", [4.0, 4.5], size=400)
+    settings = CompareRun(runs=(f"{tmp_path}/runs/*",), output=tmp_path / "runs" / "compare")
+    main(settings)
+    printed = capsys.readouterr().out
+    first = {path.name: path.read_bytes() for path in settings.output.iterdir()}
+    assert set(first) == {"report.md", "report.csv", "scores.png"}
+    assert first["report.md"].decode() in printed and "![" in printed
+    main(settings)
+    assert {path.name: path.read_bytes() for path in settings.output.iterdir()} == first
+
+
+def test_compare_removes_a_plot_that_the_report_no_longer_has(tmp_path: Path) -> None:
+    settings = CompareRun(runs=(f"{tmp_path}/runs/*",), output=tmp_path / "out")
+    logged(tmp_path / "runs" / "a")
+    main(settings)
+    assert (settings.output / "scores.png").exists()
+    logged(tmp_path / "runs" / "a", status="FAILED")
+    main(settings)
+    assert not (settings.output / "scores.png").exists()
+    assert "![" not in (settings.output / "report.md").read_text("utf-8")
+
+
+def test_the_command_line_tells_a_mistake_in_one_line_and_imports_nothing_heavy(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "pipelines.compare",
+               f"runs=[{tmp_path}/nothing*]"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    said = [line for line in lines if not line.startswith("import time:")]
+    assert said == [f"error: runs: '{tmp_path}/nothing*' matches nothing"]
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    assert loaded.isdisjoint({"torch", "mlflow", "deepspeed", "transformers", "matplotlib"})
+
+
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning")
+def test_mlflow_gives_the_same_table_and_scores_as_the_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    runs = tmp_path / "runs"
+    nan = {**SCORES, "eval_loss": math.nan}
+    logged(runs / "a-mlm-1", "a", 1, uri=uri)
+    logged(runs / "a-mlm-2", "a", 2, uri=uri, scores={**SCORES, "eval_loss": 1 / 3})
+    logged(runs / "b-mlm-1", "b", 1, uri=uri, size=700, scores=nan,
+           points={1: {"loss": 9.0, "eval_loss": 9.0}})
+    logged(runs / "b-mlm-2", "b", 2, uri=uri, size=700, status="FAILED",
+           points={1: {"eval_loss": 2.0}})
+    with RunLog(tmp_path / "other", RunInfo("other", EXPERIMENT, {}), uri=uri,
+                system_metrics=False):
+        pass
+    from_folders = [read_folder(path) for path in find_folders([f"{runs}/*"])]
+    capsys.readouterr()
+    from_mlflow = read_mlflow(uri, EXPERIMENT)
+    assert "other: its log names no variant" in capsys.readouterr().err
+    assert len(from_mlflow) == 4 and all(summary.run_id for summary, _ in from_mlflow)
+
+    def report(read: list[tuple[RunSummary, list[Record]]]) -> str:
+        return render_markdown(tables([summary for summary, _ in read]), None)
+
+    def scores(read: list[tuple[RunSummary, list[Record]]]) -> str:
+        return tidy(replace(r, step=None) for _, found in read for r in found if r.final)
+
+    assert report(from_mlflow) == report(from_folders)
+    assert scores(from_mlflow) == scores(from_folders)
+    assert "0.3333333333333333,1200,true" in scores(from_mlflow)
+
+    tracking = TrackingSettings(uri=uri, experiment=EXPERIMENT)
+    main(CompareRun(output=tmp_path / "out", tracking=tracking))
+    assert grid((tmp_path / "out" / "report.md").read_text("utf-8"))[0]["n"] == "2"
