@@ -8,7 +8,7 @@ For: the projections, the table lookup and the order above. Not for: the arithme
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,9 @@ class Attention(nn.Module):
         q, k = bank(x, self.layer)
         v = split_heads(self.v_proj(x), self.head_dim)
         keep, bias = self._masks(x)
-        given = {"bias": bias, "visible": visibility.pairs, "groups": self.groups}
+        given: dict[str, Any] = {
+            "bias": bias, "visible": visibility.pairs, "groups": self.groups
+        }
         weights = None
         if self.path == "dense" or need_weights:
             mixed, weights = kernels.dense(
@@ -125,4 +127,5 @@ class Attention(nn.Module):
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """[B, T, heads x head_dim] → [B, heads, T, head_dim]."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    batch, length, _ = x.shape
+    return x.view(batch, length, -1, head_dim).transpose(1, 2)

@@ -37,6 +37,10 @@ class Examples(Protocol):
         """Return how many targets each example has in this epoch."""
         ...
 
+    def lengths(self) -> NDArray[np.int64] | None:
+        """Return the tokens of each example, or None when nearly all are equally long."""
+        ...
+
     def num_tokens(self, ids: Ids) -> int:
         """Return how many real input tokens the examples have together."""
         ...
@@ -44,6 +48,10 @@ class Examples(Protocol):
     def collate(self, ids: Ids, epoch: int) -> Inputs:
         """Return model inputs for the examples; an empty `ids` gives a batch without targets."""
         ...
+
+
+_BATCHES_A_CHUNK = 50
+_BATCHES = 1  # a stream of the keyed hash
 
 
 @dataclass(frozen=True)
@@ -57,11 +65,16 @@ class Position:
 
 @dataclass(frozen=True)
 class Plan:
-    """Global batches of `batch_size` examples in a keyed order; the last of an epoch is shorter."""
+    """Global batches of `batch_size` examples in a keyed order; the last of an epoch is shorter.
+
+    With `lengths` (tokens of each example) a batch holds examples of similar length, so that little
+    is padded: keyed chunks are sorted by (length, keyed hash), cut, and the batches shuffled.
+    """
 
     seed: int
     num_examples: int
     batch_size: int
+    lengths: NDArray[np.int64] | None = None
 
     @property
     def batches_per_epoch(self) -> int:
@@ -69,7 +82,17 @@ class Plan:
 
     def epoch(self, phase: int, epoch: int) -> Ids:
         """Return the ids of an epoch in order: int64 [num_examples]."""
-        return keyed_permutation(self.num_examples, self.seed, phase, epoch)
+        order = keyed_permutation(self.num_examples, self.seed, phase, epoch)
+        if self.lengths is None:
+            return order
+        chunk = self.batch_size * _BATCHES_A_CHUNK
+        for first in range(0, len(order), chunk):
+            part = order[first : first + chunk]
+            order[first : first + chunk] = part[self.lengths[part].argsort(kind="stable")]
+        full = len(order) // self.batch_size
+        shuffled = order[: full * self.batch_size].reshape(full, -1)
+        shuffled = shuffled[keyed_permutation(full, self.seed, phase, epoch, _BATCHES)]
+        return np.concatenate([shuffled.reshape(-1), order[full * self.batch_size :]])
 
     def after(self, position: Position) -> Position:
         """Return the position that follows one batch."""

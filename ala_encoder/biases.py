@@ -70,7 +70,8 @@ class GatedDistBias(Bias):
         return torch.sigmoid(self.gate_proj(x).float()).transpose(1, 2)
 
     def forward(self, offset: Tensor, x: Tensor) -> Tensor:
-        return self.gate(x)[..., None] * self.distance(offset, x)
+        bias: Tensor = self.gate(x)[..., None] * self.distance(offset, x)
+        return bias
 
 
 class Window(Bias):

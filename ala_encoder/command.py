@@ -30,7 +30,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def run(
-    main: Callable[[Settings], Any],
+    main: Callable[..., Any],
     cls: type[Settings],
     description: str,
     *,
@@ -46,7 +46,7 @@ def run(
     try:
         settings, as_json = _parse(cls, description, json_flag, positional, argv)
         if json_flag:
-            main(settings, as_json)  # type: ignore[call-arg]
+            main(settings, as_json)
         else:
             main(settings)
     except UserError as error:

@@ -184,10 +184,9 @@ def _documents(file: Path, counts: dict[str, int]) -> Iterator[tuple[list[str], 
     """
     part: list[str] = []
     is_open = False
-    for line in _lines(file):
-        if line.endswith("\r"):
-            counts["carriage_returns"] += 1
-            line = line[:-1]
+    for raw in _lines(file):
+        line = raw.removesuffix("\r")
+        counts["carriage_returns"] += line != raw
         if line.strip():
             part.append(line)
             is_open = True
@@ -204,8 +203,7 @@ def _documents(file: Path, counts: dict[str, int]) -> Iterator[tuple[list[str], 
 def _lines(file: Path) -> Iterator[str]:
     number = 0
     try:
-        opened = gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
-        with opened as stream:
+        with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as stream:
             for number, raw in enumerate(stream, 1):
                 text = raw.removesuffix(b"\n").decode("utf-8")
                 yield text.removeprefix("\ufeff") if number == 1 else text
@@ -350,4 +348,4 @@ def _changed(file: Path, record: dict[str, Any]) -> bool:
     status = file.stat()
     if status.st_size != record["size"]:
         return True
-    return status.st_mtime_ns != record["mtime_ns"] and _sha256(file) != record["sha256"]
+    return bool(status.st_mtime_ns != record["mtime_ns"]) and _sha256(file) != record["sha256"]

@@ -14,6 +14,7 @@ import contextlib
 import copy
 import fcntl
 import logging
+import math
 import os
 import sys
 import warnings
@@ -101,30 +102,32 @@ class Engine:
         """Clip and update; a gradient that is not finite on any rank changes nothing."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = self._refuse_nonfinite() if self._is_plain else None
+        if self._is_plain:
+            return self._step_plain()
         self._engine.step()
-        if norm is None:
-            overflow = bool(getattr(self._engine.optimizer, "overflow", False))
-            value = self._engine.get_global_grad_norm()
-            norm = float("inf") if overflow or value is None else float(value)
-            applied = not overflow
-        else:
-            applied = norm != float("inf")
+        overflow = bool(getattr(self._engine.optimizer, "overflow", False))
+        norm = self._engine.get_global_grad_norm()
         scale = float(getattr(self._engine.optimizer, "cur_scale", 1.0) or 1.0)
-        return Update(applied, norm, scale if self.precision == "fp16" else 1.0)
+        return Update(
+            applied=not overflow,
+            grad_norm=float("inf") if overflow or norm is None else float(norm),
+            loss_scale=scale if self.precision == "fp16" else 1.0,
+        )
 
-    def _refuse_nonfinite(self) -> float:
-        """ZeRO 0 in float32 would apply a NaN; without gradients AdamW does nothing at all.
+    def _step_plain(self) -> Update:
+        """ZeRO 0 in float32 would apply a NaN, so the norm is taken before the update.
 
         Gradients are already summed over ranks here, so every rank decides alike.
         """
-        parameters = [p for p in self.module.parameters() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-        if norm == norm and norm != float("inf"):
-            return norm
-        for parameter in parameters:
-            parameter.grad = None
-        return float("inf")
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if math.isfinite(norm):
+            self._engine.step()
+            return Update(True, norm, 1.0)
+        self._engine.zero_grad()
+        self._engine.micro_steps += 1  # what its step() would have counted
+        self._engine.skipped_steps += 1
+        return Update(False, math.inf, 1.0)
 
     def full_state(self) -> dict[str, Tensor]:
         """Return every weight in float32 on the CPU, gathered from all ranks; call it on all.
@@ -199,7 +202,8 @@ def deepspeed_config(
     run: TrainingRun, split: BatchSplit, world_size: int, precision: str
 ) -> dict[str, Any]:
     """Return the whole DeepSpeed configuration: the user's keys, and those the settings own."""
-    config: dict[str, Any] = copy.deepcopy(run.deepspeed) if run.deepspeed else {}  # type: ignore[assignment]
+    assert not isinstance(run.deepspeed, str), "the settings read the file"
+    config = copy.deepcopy(run.deepspeed or {})
     zero: dict[str, Any] = {"stage": run.engine.zero_stage}
     if run.engine.offload_optimizer == "cpu":
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -241,7 +245,7 @@ def start(cache: Path = Path(".cache")) -> None:
     if is_alone:
         # One process needs no port; DeepSpeed would look for mpi4py if these were not set.
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-        store = torch.distributed.HashStore()
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     if torch.cuda.is_available():

@@ -7,7 +7,7 @@ or on a plain model. Not for: the metrics themselves (`metrics`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from ala_encoder.settings.train import BatchSplit
 
 Forward = Callable[[Mapping[str, Tensor]], Tensor]
 
-class Loss(NamedTuple):
+@dataclass(frozen=True)
+class Loss:
     """A summed loss in nats and the number of targets it was taken over."""
 
     total: float

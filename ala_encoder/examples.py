@@ -82,7 +82,11 @@ class MaskedBlocks:
         rows, _ = self.blocks(ids)
         if self.corruption.selection == "exact":
             return self.corruption.exact_counts(self.corruption.ordinary(rows).sum(1))
-        return self.corruption.selected(rows, np.asarray(ids), epoch).sum(1)
+        counts: NDArray[np.int64] = self.corruption.selected(rows, np.asarray(ids), epoch).sum(1)
+        return counts
+
+    def lengths(self) -> None:
+        """All blocks but the last are equally long."""
 
     def num_tokens(self, ids: Ids) -> int:
         """Return the real tokens of the blocks, [CLS] and [SEP] included."""
@@ -157,6 +161,10 @@ class LabelledSentences:
     def counts(self, ids: Ids, epoch: int) -> NDArray[np.int64]:
         """Every example is one target."""
         return np.ones(len(ids), dtype=np.int64)
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the tokens of each example: int64 [N]."""
+        return np.array([len(tokens) for tokens, _ in self.rows], dtype=np.int64)
 
     def num_tokens(self, ids: Ids) -> int:
         """Return the real tokens of the examples."""

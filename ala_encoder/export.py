@@ -30,14 +30,13 @@ from ala_encoder.settings.loader import check
 from ala_encoder.settings.model import EncoderModel
 from ala_encoder.tokenizer import Tokenizer
 
-FORMAT = 1
 WEIGHTS = "model.safetensors"
 
 
 class Card(Section):
     """What `export.json` says; enough to rebuild the model and to evaluate it again."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     kind: Literal["masked_lm", "classifier"]
     variant: str
     seed: int

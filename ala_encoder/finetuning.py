@@ -183,6 +183,7 @@ def log_data(run: Run, data: TaskData) -> None:
     """Record the task's splits as the run's inputs, and say what was noticed while reading."""
     if not ranks.is_main():
         return
+    run.log.params({"data_name": data.name})
     for note in data.notes:
         print(note, flush=True)
     for split, part in data.parts.items():

@@ -29,8 +29,7 @@ def keyed_bits(*keys: ArrayLike) -> NDArray[np.uint64]:
 
 def keyed_uniform(*keys: ArrayLike) -> NDArray[np.float64]:
     """Return numbers in [0, 1), 53 bits each, one for each combination of the keys."""
-    uniform: NDArray[np.float64] = (keyed_bits(*keys) >> np.uint64(11)) * 2.0**-53
-    return uniform
+    return (keyed_bits(*keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def keyed_permutation(size: int, *keys: int) -> NDArray[np.int64]:

@@ -139,15 +139,26 @@ def _label(axes: Axes, marks: Sequence[_Mark]) -> None:
     frame = axes.get_window_extent()
     for mark in marks:
         note = axes.annotate(
-            mark.text, (mark.x, mark.mean), (0, 0), textcoords="offset points", ha="center",
-            va="center", fontsize=8, color=mark.color,
+            mark.text,
+            (mark.x, mark.mean),
+            (0, 0),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=8,
+            color=mark.color,
         )
         note.set_in_layout(False)
         home = note.get_window_extent()
         places = [home.translated(scale * x, scale * y) for x, y in _offsets(home.width / scale)]
-        inside = [box for box in places if frame.fully_containsx(box.x0)
-                  and frame.fully_containsx(box.x1) and frame.fully_containsy(box.y0)
-                  and frame.fully_containsy(box.y1)]
+        inside = [
+            box
+            for box in places
+            if frame.fully_containsx(box.x0)
+            and frame.fully_containsx(box.x1)
+            and frame.fully_containsy(box.y0)
+            and frame.fully_containsy(box.y1)
+        ]
         best = min(inside or places, key=lambda box: sum(box.overlaps(other) for other in taken))
         note.set_position(((best.x0 - home.x0) / scale, (best.y0 - home.y0) / scale))
         taken.append(best)
@@ -156,11 +167,16 @@ def _label(axes: Axes, marks: Sequence[_Mark]) -> None:
 def _offsets(width: float) -> list[tuple[float, float]]:
     """Return where the middle of a label may go, in points from its mark, the nearest first."""
     beside = width / 2 + 6
-    spots = [(side * (beside + x), 11.0 * y) for x in range(0, 80, 8) for y in range(-14, 15)
-             for side in (1, -1)]
+    spots = [
+        (side * (beside + x), 11.0 * y)
+        for x in range(0, 80, 8)
+        for y in range(-14, 15)
+        for side in (1, -1)
+    ]
     spots += [(0.0, 11.0 * y) for y in range(-14, 15) if y]
-    return sorted(spots, key=lambda spot: (max(0.0, abs(spot[0]) - beside) + abs(spot[1]),
-                                           -spot[0], -spot[1]))
+    return sorted(
+        spots, key=lambda spot: (max(0.0, abs(spot[0]) - beside) + abs(spot[1]), -spot[0], -spot[1])
+    )
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from ala_encoder.tracking.events import Points, events_from
 _SCORE = re.compile(r"(eval|test)_\w+")
 _COUNT = re.compile(r"((?:eval|test)\w*)_(?:targets|examples)")
 _FLAG = "_nonfinite"
+_WORDS = {"None": "", "True": "true", "False": "false"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,13 @@ def read_folder(folder: Path) -> tuple[RunSummary, list[Record]]:
     last = {name: value for name, (_, value) in points.last.items()}
     params.setdefault("data_name", card.get("data_name") or (names or ["unknown data"])[0])
     summary = _summary(
-        folder.resolve().name, status, params, tags, last, card.get("mlflow_run_id"), started
+        folder.resolve().name,
+        status,
+        params,
+        tags,
+        last,
+        run_id=card.get("mlflow_run_id"),
+        started=started,
     )
     steps = {name: step for name, (step, _) in points.last.items()}
     curve = [
@@ -132,7 +139,12 @@ def read_mlflow(uri: str | None, experiment: str) -> list[tuple[RunSummary, list
         params = {"data_name": "unknown data", **row["params"]}
         try:
             summary = _summary(
-                row["run_name"], row["status"], params, row["tags"], row["metrics"], row["run_id"]
+                row["run_name"],
+                row["status"],
+                params,
+                row["tags"],
+                row["metrics"],
+                run_id=row["run_id"],
             )
         except UserError as error:
             print(f"left out: MLflow run {row['run_id']}, {error}", file=sys.stderr)
@@ -160,6 +172,7 @@ def _summary(
     params: Mapping[str, str],
     tags: Mapping[str, str],
     last: Mapping[str, float],
+    *,
     run_id: str | None,
     started: int = 0,
 ) -> RunSummary:
@@ -200,9 +213,7 @@ def _summary(
     )
 
 
-def _record(
-    run: RunSummary, metric: str, step: int | None, value: float, *, final: bool
-) -> Record:
+def _record(run: RunSummary, metric: str, step: int | None, value: float, *, final: bool) -> Record:
     splits = [split for split in run.counts if metric.startswith(f"{split}_")]
     scored = splits and not metric.endswith(_FLAG)
     n = run.counts[max(splits, key=len)] if scored else None
@@ -253,10 +264,4 @@ def tidy(records: Iterable[Record]) -> str:
 def _texts(record: Record) -> tuple[tuple[str, str, int, str, bool, str, int], list[str]]:
     r = record
     order = (r.task, r.variant, r.seed, r.run, r.final, r.metric, -1 if r.step is None else r.step)
-    words = {None: "", True: "true", False: "false"}
-    cells = [
-        words[value] if value is None or isinstance(value, bool) else
-        repr(value) if isinstance(value, float) else str(value)
-        for value in astuple(r)
-    ]
-    return order, cells
+    return order, [_WORDS.get(repr(value), str(value)) for value in astuple(r)]

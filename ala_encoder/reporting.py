@@ -28,8 +28,14 @@ from ala_encoder.records import (
 
 _PLOTTED = ("test_accuracy", "eval_accuracy", "eval_loss")
 _ORDER = (
-    "test_accuracy", "test_f1", "eval_accuracy", "eval_f1", "test_loss", "eval_loss",
-    "eval_unigram_loss", "eval_perplexity",
+    "test_accuracy",
+    "test_f1",
+    "eval_accuracy",
+    "eval_f1",
+    "test_loss",
+    "eval_loss",
+    "eval_unigram_loss",
+    "eval_perplexity",
 )
 _REASONS = {
     "FAILED": "it failed",
@@ -97,8 +103,14 @@ def table(summaries: Sequence[RunSummary], task: str, data_name: str) -> Table:
                 f"{run.run}: variant {run.variant}, seed {run.seed} again; the newest counts"
             )
     rows = [_row(list(seeds.values())) for seeds in groups.values()]
-    rows.sort(key=lambda row: (-row.parameters.get("encoder_attention", 0), row.variant,
-                               row.pretrained, row.parameters.get("total", 0)))
+    rows.sort(
+        key=lambda row: (
+            -row.parameters.get("encoder_attention", 0),
+            row.variant,
+            row.pretrained,
+            row.parameters.get("total", 0),
+        )
+    )
     names = {name for row in rows for run in row.runs for name in run.scores}
     return Table(task, data_name, _ordered(names), tuple(rows), tuple(sorted(left_out)))
 
@@ -153,8 +165,16 @@ def _caption(item: Table) -> str:
 def _grid(item: Table) -> list[str]:
     """Return the rows of a Markdown table, padded so that it reads as plain text too."""
     starts = len({row.pretrained for row in item.rows}) > 1
-    head = ["variant", *(["start"] if starts else []), "n", "seeds", "encoder attention",
-            "Q/K groups", "total", *item.metrics]
+    head = [
+        "variant",
+        *(["start"] if starts else []),
+        "n",
+        "seeds",
+        "encoder attention",
+        "Q/K groups",
+        "total",
+        *item.metrics,
+    ]
     digits = {name: _digits(item, name) for name in item.metrics}
     body = []
     for row in item.rows:
@@ -170,10 +190,12 @@ def _grid(item: Table) -> list[str]:
     texts = 2 if starts else 1  # columns of words stand left, those of numbers right
     rule = [":" + "-" * (w - 1) if i < texts else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     return [
-        "| " + " | ".join(
+        "| "
+        + " | ".join(
             cell.ljust(width) if number < texts else cell.rjust(width)
             for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ) + " |"
+        )
+        + " |"
         for cells in (head, rule, *body)
     ]
 

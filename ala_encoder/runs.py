@@ -143,9 +143,9 @@ def _commit() -> str | None:
 def identity(settings: TrainingRun, tokenizer: Tokenizer, data_sha256: str) -> dict[str, Any]:
     """Return what must not change between a checkpoint and its resume: order, data and model."""
     whole = settings.model_dump(mode="json")
-    parts = {key: whole[key] for key in ("seed", "model", "encoder", "init") if key in whole}
+    kept = ("seed", "model", "encoder", "init")
     return {
-        **parts,
+        **{key: value for key, value in whole.items() if key in kept},
         "train.batch_size": settings.train.batch_size,
         "engine.zero_stage": settings.engine.zero_stage,
         "data.length": whole["data"]["length"],
@@ -156,6 +156,7 @@ def identity(settings: TrainingRun, tokenizer: Tokenizer, data_sha256: str) -> d
 
 def log_corpus(run: Run, data: CorpusSettings, manifest: Mapping[str, Any]) -> None:
     """Record the prepared corpus as the run's input."""
+    run.log.params({"data_name": manifest["name"]})
     for split, context in (("train", "training"), ("valid", "evaluation")):
         record = manifest["splits"][split]
         profile = {key: value for key, value in record.items() if isinstance(value, int)}

@@ -103,7 +103,8 @@ class Loop:
         self.engine, self.goal, self.run, self.split = engine, goal, run, split
         self.folder, self.log, self.train = folder, log, run.train
         self.checkpoints = folder / "checkpoints"
-        self.plan = Plan(run.seed, len(goal.examples), run.train.batch_size)
+        examples = goal.examples
+        self.plan = Plan(run.seed, len(examples), self.train.batch_size, examples.lengths())
         self.total = total_steps(run, len(goal.examples))
         self.state = State()
         self.window = Window()
@@ -212,12 +213,9 @@ class Loop:
         scores = dict(self.goal.evaluate(self.engine))
         self.state.scores, self.state.evaluated_step = scores, self.state.step
         self.log.metrics({k: v for k, v in scores.items() if v is not None}, self.state.step)
-        metric = self.goal.best_metric
-        better = metric is not None and self.state.step > 0 and is_better(
-            scores.get(metric), self.state.best_score, self.goal.best_mode
-        )
-        if better:
-            self.state.best_score, self.state.best_step = scores[metric], self.state.step
+        score = scores.get(self.goal.best_metric or "")
+        if self.state.step and is_better(score, self.state.best_score, self.goal.best_mode):
+            self.state.best_score, self.state.best_step = score, self.state.step
             weights = self.engine.full_state()
             if ranks.is_main():
                 write_aside(self._best_path(), lambda aside: save_file(weights, aside))

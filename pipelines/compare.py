@@ -1,6 +1,6 @@
 """Compare runs: one table of variants over seeds, all records as CSV, and a plot.
 
-python -m pipelines.compare 'runs=[runs/*-mlm-*]' [metric=eval_loss] [output=FOLDER]
+python -m pipelines.compare RUN [RUN …] [metric=eval_loss] [output=FOLDER]
 Without `runs`, the runs are those of the MLflow experiment `tracking.experiment`.
 """
 
@@ -38,4 +38,4 @@ def main(settings: CompareRun) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, CompareRun, __doc__ or ""))
+    sys.exit(run(main, CompareRun, __doc__ or "", positional="runs"))

@@ -37,14 +37,16 @@ def main(settings: FinetuneRun) -> None:
         finetuning.log_data(job, data)
         engine = Engine(start.build(task.num_labels), settings, split)
         runs.log_engine(job, engine)
+        best = f"eval_{task.best_metric}"
         goal = Goal(
             examples=data.train,
             evaluate=lambda forward: data.scores(forward, "dev", batch_size),
             identity=runs.identity(settings, start.tokenizer, data.digest),
-            best_metric=f"eval_{task.best_metric}",
+            best_metric=best,
         )
         outcome = fit(engine, goal, settings, split, job.folder, job.log)
         if not outcome.finished:
+            job.log.close("KILLED")
             return
         card = export.Card(
             kind="classifier",
@@ -63,7 +65,7 @@ def main(settings: FinetuneRun) -> None:
         scores: dict[str, float | None] = {}
         for part in data.splits("dev", "test"):
             scores |= data.scores(evaluation.plain(model), part, batch_size, job.folder / "eval")
-        runs.check_export(scores[goal.best_metric], outcome.state.best_score, engine)
+        runs.check_export(scores[best], outcome.state.best_score, engine)
         runs.finish(job, card, scores)
 
 

@@ -53,6 +53,7 @@ def main(settings: PretrainRun) -> None:
         )
         outcome = fit(engine, goal, settings, split, job.folder, job.log)
         if not outcome.finished:
+            job.log.close("KILLED")
             return
         card = export.Card(
             kind="masked_lm",

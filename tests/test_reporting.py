@@ -34,7 +34,7 @@ from ala_encoder.reporting import (
 )
 from ala_encoder.settings.experiment import CompareRun
 from ala_encoder.settings.tracking import TrackingSettings
-from ala_encoder.tracking import EVENTS, RunInfo, RunLog, history
+from ala_encoder.tracking import EVENTS, RunInfo, RunLog, history, replay
 from pipelines.compare import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,14 +54,13 @@ def logged(
     status: str = "FINISHED",
     data: str = "wikipedia-102",
     tags: dict[str, str] | None = None,
-    uri: str | None = None,
     **params: Any,
 ) -> Path:
-    """Write a run with the real log, mirrored when `uri` is given; return its folder."""
+    """Write a run with the real log and return its folder."""
     named = {"variant": variant, "seed": seed, "task": task, "data_name": data}
     sizes = {"params/encoder_attention": size, "params/qk_groups": 4, "params/total": size + 5000}
     info = RunInfo(folder.name, EXPERIMENT, {**named, **sizes, **params}, tags or {})
-    log = RunLog(folder, info, uri=uri, enabled=uri is not None, system_metrics=False)
+    log = RunLog(folder, info, uri=None, enabled=False)
     for step, values in (points or {1: {"loss": 8.0}, 100: {"loss": 4.0}}).items():
         log.metrics(values, step)
     log.summary(SCORES if scores is None else scores)
@@ -95,7 +94,8 @@ def test_a_folder_gives_its_points_and_its_scores_with_their_counts(tmp_path: Pa
     folder = logged(tmp_path / "a-mlm-3", "a", 3, points=points)
     summary, records = read_folder(folder)
     assert (summary.run, summary.variant, summary.task, summary.seed) == ("a-mlm-3", "a", "mlm", 3)
-    assert summary.status == "FINISHED" and summary.data_name == "wikipedia-102"
+    assert summary.status == "FINISHED"
+    assert summary.data_name == "wikipedia-102"
     assert summary.parameters == {"encoder_attention": 1000, "qk_groups": 4, "total": 6000}
     assert summary.scores == {"eval_loss": 3.25, "eval_unigram_loss": 6.5}
     found = {(r.metric, r.step, r.value, r.n, r.final) for r in records}
@@ -110,18 +110,29 @@ def test_a_folder_gives_its_points_and_its_scores_with_their_counts(tmp_path: Pa
 
 
 def test_a_score_has_the_count_of_its_own_split(tmp_path: Path) -> None:
-    scores = {"eval_accuracy": 0.75, "eval_examples": 872.0, "test_accuracy": 0.5,
-              "test_examples": 1821.0, "test_mismatched_accuracy": 0.25,
-              "test_mismatched_examples": 99.0}
+    scores = {
+        "eval_accuracy": 0.75,
+        "eval_examples": 872.0,
+        "test_accuracy": 0.5,
+        "test_examples": 1821.0,
+        "test_mismatched_accuracy": 0.25,
+        "test_mismatched_examples": 99.0,
+    }
     _, records = read_folder(logged(tmp_path / "a", task="sst2", scores=scores))
     assert {r.metric: r.n for r in records if r.final} == {
-        "eval_accuracy": 872, "test_accuracy": 1821, "test_mismatched_accuracy": 99,
+        "eval_accuracy": 872,
+        "test_accuracy": 1821,
+        "test_mismatched_accuracy": 99,
     }
 
 
 def test_the_curve_of_a_resumed_run_has_each_step_once_as_history_has_it(tmp_path: Path) -> None:
-    folder = logged(tmp_path / "a", scores={}, status="KILLED",
-                    points={s: {"loss": float(s)} for s in (1, 2, 3, 4)})
+    folder = logged(
+        tmp_path / "a",
+        scores={},
+        status="KILLED",
+        points={s: {"loss": float(s)} for s in (1, 2, 3, 4)},
+    )
     logged(folder, points={s: {"loss": s + 0.5} for s in (3, 4, 5)}, variant="renamed")
     summary, records = read_folder(folder)
     curve = [(r.step, r.value) for r in records if r.metric == "loss"]
@@ -201,10 +212,13 @@ def test_cells_are_mean_and_sample_deviation_over_seeds_and_a_lone_seed_has_none
     report = render_markdown(tables(summaries(tmp_path)), None)
     first, second = grid(report)
     # by hand: 36.2; deviations .43, -.60, .17; sqrt(.5738 / 2) = .5356
-    assert first["eval_loss"] == "36.20 ± 0.54" and first["n"] == "3"
+    assert first["eval_loss"] == "36.20 ± 0.54"
+    assert first["n"] == "3"
     assert first["seeds"] == "1, 2, 3"
-    assert second["eval_loss"] == "35.00" and second["n"] == "1"
-    assert "ddof 1" in report and "eval 1,200 targets" in report
+    assert second["eval_loss"] == "35.00"
+    assert second["n"] == "1"
+    assert "ddof 1" in report
+    assert "eval 1,200 targets" in report
 
 
 def test_rows_are_sorted_by_attention_parameters_then_name(tmp_path: Path) -> None:
@@ -212,14 +226,18 @@ def test_rows_are_sorted_by_attention_parameters_then_name(tmp_path: Path) -> No
         logged(tmp_path / variant, variant, size=size)
     rows = grid(render_markdown(tables(summaries(tmp_path)), None))
     assert [row["variant"] for row in rows] == ["c", "z", "a", "b"]
-    assert rows[0]["encoder attention"] == "12,000" and rows[0]["total"] == "17,000"
+    assert rows[0]["encoder attention"] == "12,000"
+    assert rows[0]["total"] == "17,000"
     assert rows[0]["Q/K groups"] == "4"
 
 
 def test_the_unigram_loss_stands_beside_the_loss(tmp_path: Path) -> None:
     logged(tmp_path / "a", scores={**SCORES, "eval_perplexity": 25.8, "eval_accuracy": 0.5})
     assert table(summaries(tmp_path), "mlm", "wikipedia-102").metrics == (
-        "eval_accuracy", "eval_loss", "eval_unigram_loss", "eval_perplexity",
+        "eval_accuracy",
+        "eval_loss",
+        "eval_unigram_loss",
+        "eval_perplexity",
     )
 
 
@@ -234,7 +252,8 @@ def test_a_run_that_did_not_finish_is_listed_and_not_averaged(
     (found,) = tables(summaries(tmp_path))
     assert found.left_out == (f"baseline-mlm-9: {reason}",)
     (row,) = grid(report := render_markdown([found], None))
-    assert row["eval_loss"] == "3.5000 ± 0.7071" and row["n"] == "2"
+    assert row["eval_loss"] == "3.5000 ± 0.7071"
+    assert row["n"] == "2"
     assert f"- baseline-mlm-9: {reason}" in report
 
 
@@ -244,7 +263,8 @@ def test_a_score_that_was_not_finite_is_listed_and_the_others_are_averaged(tmp_p
     (found,) = tables(summaries(tmp_path))
     assert found.left_out == ("a-mlm-2: its eval_loss was not finite",)
     (row,) = grid(render_markdown([found], None))
-    assert row["eval_loss"] == "3.2500 (n=1)" and row["eval_unigram_loss"] == "6.5000 ± 0.0000"
+    assert row["eval_loss"] == "3.2500 (n=1)"
+    assert row["eval_unigram_loss"] == "6.5000 ± 0.0000"
     assert row["n"] == "2"
 
 
@@ -266,10 +286,14 @@ def test_other_sizes_data_and_starts_are_never_averaged_together(tmp_path: Path)
     logged(tmp_path / "a5", "a", 5, task="sst2")
     found = tables(summaries(tmp_path))
     assert [(t.task, t.data_name, len(t.rows)) for t in found] == [
-        ("mlm", "generated-text", 1), ("mlm", "wikipedia-102", 3), ("sst2", "wikipedia-102", 1),
+        ("mlm", "generated-text", 1),
+        ("mlm", "wikipedia-102", 3),
+        ("sst2", "wikipedia-102", 1),
     ]
     assert [row["start"] for row in grid(render_markdown(found[1:2], None))] == [
-        "scratch", "pretrained", "scratch",
+        "scratch",
+        "pretrained",
+        "scratch",
     ]
 
 
@@ -278,7 +302,8 @@ def test_a_generated_data_set_is_named_as_such(tmp_path: Path) -> None:
     logged(tmp_path / "b", data="wikipedia-102")
     generated, real = (render_markdown([t], None) for t in tables(summaries(tmp_path)))
     assert "generated-text, a generated data set" in generated
-    assert "Data: wikipedia-102. " in real and "generated" not in real
+    assert "Data: wikipedia-102. " in real
+    assert "generated" not in real
 
 
 def test_a_table_equals_a_plain_loop_over_random_runs(tmp_path: Path) -> None:
@@ -302,10 +327,12 @@ def test_a_table_equals_a_plain_loop_over_random_runs(tmp_path: Path) -> None:
 
 def test_csv_keeps_every_digit_and_is_empty_for_none() -> None:
     value = 0.1 + 0.2
-    text = tidy([
-        Record("b", "b", "mlm", 2, "loss", 10, 1e-7, None, False),
-        Record("a, 1", "a", "mlm", 2, "eval_loss", None, value, 12, True),
-    ])
+    text = tidy(
+        [
+            Record("b", "b", "mlm", 2, "loss", 10, 1e-7, None, False),
+            Record("a, 1", "a", "mlm", 2, "eval_loss", None, value, 12, True),
+        ]
+    )
     assert text == (
         "run,variant,task,seed,metric,step,value,n,final\n"
         '"a, 1",a,mlm,2,eval_loss,,0.30000000000000004,12,true\n'
@@ -323,14 +350,19 @@ def test_csv_does_not_depend_on_the_order_of_the_records(tmp_path: Path) -> None
 
 
 def test_the_plot_of_a_run_is_the_same_byte_for_byte(tmp_path: Path) -> None:
-    folder = logged(tmp_path / "a", points={
-        s: {"loss": 8 / (1 + s), **({"eval_loss": 7.5 / (1 + s)} if s % 5 == 0 else {})}
-        for s in range(20)
-    })
+    folder = logged(
+        tmp_path / "a",
+        points={
+            s: {"loss": 8 / (1 + s), **({"eval_loss": 7.5 / (1 + s)} if s % 5 == 0 else {})}
+            for s in range(20)
+        },
+    )
     path = plot_run(folder)
     assert path == folder / "loss.png"
     first = path.read_bytes()
-    assert first.startswith(b"\x89PNG") and b"Software" not in first and b"tIME" not in first
+    assert first.startswith(b"\x89PNG")
+    assert b"Software" not in first
+    assert b"tIME" not in first
     path.unlink()
     plot_run(folder)
     assert path.read_bytes() == first
@@ -339,7 +371,8 @@ def test_the_plot_of_a_run_is_the_same_byte_for_byte(tmp_path: Path) -> None:
 
 def test_a_run_without_a_loss_has_no_plot(tmp_path: Path) -> None:
     folder = logged(tmp_path / "a", points={3: {"grad_norm": 1.0}}, scores={})
-    assert plot_run(folder) is None and not (folder / "loss.png").exists()
+    assert plot_run(folder) is None
+    assert not (folder / "loss.png").exists()
 
 
 def test_the_scatter_is_the_same_byte_for_byte_whatever_the_users_style(tmp_path: Path) -> None:
@@ -386,7 +419,8 @@ def test_compare_writes_the_same_files_again_and_prints_the_table(
     printed = capsys.readouterr().out
     first = {path.name: path.read_bytes() for path in settings.output.iterdir()}
     assert set(first) == {"report.md", "report.csv", "scores.png"}
-    assert first["report.md"].decode() in printed and "![" in printed
+    assert first["report.md"].decode() in printed
+    assert "![" in printed
     main(settings)
     assert {path.name: path.read_bytes() for path in settings.output.iterdir()} == first
 
@@ -405,8 +439,14 @@ def test_compare_removes_a_plot_that_the_report_no_longer_has(tmp_path: Path) ->
 def test_the_command_line_tells_a_mistake_in_one_line_and_imports_nothing_heavy(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "pipelines.compare",
-               f"runs=[{tmp_path}/nothing*]"]
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "pipelines.compare",
+        f"runs=[{tmp_path}/nothing*]",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     lines = done.stderr.splitlines()
@@ -423,20 +463,22 @@ def test_mlflow_gives_the_same_table_and_scores_as_the_folders(
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     runs = tmp_path / "runs"
     nan = {**SCORES, "eval_loss": math.nan}
-    logged(runs / "a-mlm-1", "a", 1, uri=uri)
-    logged(runs / "a-mlm-2", "a", 2, uri=uri, scores={**SCORES, "eval_loss": 1 / 3})
-    logged(runs / "b-mlm-1", "b", 1, uri=uri, size=700, scores=nan,
-           points={1: {"loss": 9.0, "eval_loss": 9.0}})
-    logged(runs / "b-mlm-2", "b", 2, uri=uri, size=700, status="FAILED",
-           points={1: {"eval_loss": 2.0}})
-    with RunLog(tmp_path / "other", RunInfo("other", EXPERIMENT, {}), uri=uri,
-                system_metrics=False):
+    logged(runs / "a-mlm-1", "a", 1)
+    logged(runs / "a-mlm-2", "a", 2, scores={**SCORES, "eval_loss": 1 / 3})
+    logged(
+        runs / "b-mlm-1", "b", 1, size=700, scores=nan, points={1: {"loss": 9.0, "eval_loss": 9.0}}
+    )
+    logged(runs / "b-mlm-2", "b", 2, size=700, status="FAILED", points={1: {"eval_loss": 2.0}})
+    with RunLog(tmp_path / "other", RunInfo("other", EXPERIMENT, {}), uri=None, enabled=False):
         pass
+    for folder in (*runs.iterdir(), tmp_path / "other"):
+        replay(folder, uri)
     from_folders = [read_folder(path) for path in find_folders([f"{runs}/*"])]
     capsys.readouterr()
     from_mlflow = read_mlflow(uri, EXPERIMENT)
     assert "other: its log names no variant" in capsys.readouterr().err
-    assert len(from_mlflow) == 4 and all(summary.run_id for summary, _ in from_mlflow)
+    assert len(from_mlflow) == 4
+    assert all(summary.run_id for summary, _ in from_mlflow)
 
     def report(read: list[tuple[RunSummary, list[Record]]]) -> str:
         return render_markdown(tables([summary for summary, _ in read]), None)

@@ -174,6 +174,7 @@ class CompareRun(Section):
     runs: tuple[str, ...] = ()
     """Run folders or globs; empty: the runs of the MLflow experiment."""
     output: Path = Path("runs/compare")
+    """Folder of report.md, report.csv and scores.png."""
     metric: str | None = None
     """Metric of the plot; none: the first that runs share."""
     tracking: TrackingSettings = TrackingSettings()

@@ -3,7 +3,7 @@
 For: turning everything a user can type into a checked, frozen object, or into one line that says
 where, what was given, what is allowed and the nearest match. Values are checked in JSON mode, which
 takes a list for a tuple and a string for a path but refuses "3" for a number and "off" for a bool.
-YAML is 1.2: 1e-4 is a number, a duplicate key is an error, a tag such as !!python/object is one too.
+YAML is 1.2: 1e-4 is a number; a duplicate key and a tag such as !!python/object are errors.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 def _plain(value: Any, path: tuple[str, ...], count: Iterator[int]) -> Any:
     """Copy a YAML value, aliases written out; raises UserError for what JSON cannot say."""
-    place = ".".join(path) or "the value"
+    place = _cut(".".join(path) or "the value")
     if next(count) > _MAX_VALUES:
         raise UserError(f"more than {_MAX_VALUES:,} values, aliases written out")
     if len(path) > _MAX_DEPTH:
@@ -137,7 +137,7 @@ def _plain(value: Any, path: tuple[str, ...], count: Iterator[int]) -> Any:
         raise UserError(f"{place} = {value!r}: holds a character that is none")
     if value is not None and not isinstance(value, (str, bool, int, float)):
         kind = type(value).__name__
-        raise UserError(f"{place}: a {kind}; allowed are numbers, words, lists, maps (quote a date)")
+        raise UserError(f"{place}: a {kind}, not a number, word, list or map (quote a date)")
     return value
 
 
@@ -166,8 +166,10 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = _merge(old, value) if both else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = _merge(old, value)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -175,7 +177,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.split(".")
     if not equals or not all(parts):
-        raise UserError(f"override {override!r}: allowed is section.key=value")
+        raise UserError(f"override {override[:80]!r}: allowed is section.key=value")
+    if len(parts) > _MAX_DEPTH:
+        raise UserError(f"override {key[:80]}…: more than {_MAX_DEPTH} levels deep")
     value = _parse_yaml(text, f"override {key}") if text else ""
     node: Any = data
     for part, after in zip(parts, [*parts[1:], None], strict=True):
@@ -211,12 +215,10 @@ def _one_line(error: ValidationError, cls: type[BaseModel], data: Any) -> str:
 
 def _describe(error: ErrorDetails, cls: type[BaseModel], data: Any) -> str:
     loc = _visible(error["loc"], data, is_missing=error["type"] == "missing")
-    path = ".".join(map(str, loc)) or "settings"
-    kind, given = error["type"], json.dumps(error.get("input"), default=str)
-    if len(given) > 80:
-        given = given[:77] + "..."
+    path = _cut(".".join(map(str, loc)) or "settings")
+    kind, given = error["type"], _cut(json.dumps(error.get("input"), default=str))
     if kind == "extra_forbidden":
-        return f"{path}: no such setting{_suggestion(path, cls)}"
+        return f"{path}: no such setting{_suggestion(loc, cls)}"
     if kind == "missing":
         return f"{path}: missing, it has no default"
     if kind == "value_error":
@@ -252,11 +254,16 @@ def _visible(loc: tuple[int | str, ...], data: Any, *, is_missing: bool) -> list
     return visible
 
 
-def _suggestion(path: str, cls: type[BaseModel]) -> str:
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _suggestion(loc: Sequence[int | str], cls: type[BaseModel]) -> str:
     """Say what an unknown key may have meant: one beside it, else one elsewhere, else any here."""
-    parent, _, leaf = path.rpartition(".")
-    generic = ".".join(part for part in path.split(".") if not part.isdecimal())
-    section = generic.rpartition(".")[0]
+    *above, leaf = map(str, loc)
+    parent = ".".join(above)
+    section = ".".join(part for part in above if not part.isdecimal())
+    generic = f"{section}.{leaf}" if section else leaf
     known = dict.fromkeys(_paths(cls))
     if generic in known:
         return " here, it belongs to another kind"
@@ -267,7 +274,7 @@ def _suggestion(path: str, cls: type[BaseModel]) -> str:
     elsewhere = {key.rpartition(".")[2]: key for key in reversed(known)}
     if near := closest(leaf, elsewhere):
         return f" (did you mean {elsewhere[near]!r}?)"
-    return f"; allowed {f'in {parent}' if parent else 'here'} are {', '.join(beside)}"
+    return f"; allowed {f'in {_cut(parent)}' if parent else 'here'} are {', '.join(beside)}"
 
 
 def _paths(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -1,0 +1,503 @@
+"""Corpora: the text as it is in the files, once, and nothing that no longer fits it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import resource
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ala_encoder import corpus
+from ala_encoder.corpus import Source, find_source, open_tokens, prepare, read_manifest
+from ala_encoder.errors import UserError
+from ala_encoder.settings.data import CorpusSettings
+from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, Tokenizer
+
+LETTERS = "abcdefghij"
+SEP = SPECIAL_TOKENS.index("[SEP]")
+UNK = SPECIAL_TOKENS.index("[UNK]")
+
+
+def tokenizer(*more: str, lower: bool = True) -> Tokenizer:
+    """One piece a letter; words of several letters are cut into letters."""
+    pieces = [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *more]
+    return Tokenizer(pieces, Normalisation(do_lower_case=lower))
+
+
+def ids(words: str) -> list[int]:
+    """Return the ids of single letters; `|` is [SEP] and `?` is [UNK]."""
+    return [{"|": SEP, "?": UNK}.get(c, 5 + LETTERS.find(c)) for c in words if c != " "]
+
+
+def silent(_: str) -> None:
+    pass
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "corpus"
+
+
+def source(tmp_path: Path, train: bytes | str, valid: bytes | str = "a b\n") -> Source:
+    files = {}
+    for split, text in (("train", train), ("valid", valid)):
+        path = tmp_path / f"{split}.txt"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        files[split] = [path]
+    return Source("toy", "nobody", files)
+
+
+def tokens_of(tmp_path: Path, text: bytes | str) -> list[int]:
+    """Prepare a training text and return its tokens."""
+    where = tmp_path / "c"
+    found = source(tmp_path, text)
+    prepare(where, found, tokenizer(), say=silent)
+    return open_tokens(where, tokenizer(), found)["train"].tolist()
+
+
+def refusal(call: Any, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Reading text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a b\nc\n", "a b c |"),
+        ("a\n\nb\n", "a | b |"),
+        ("a\n\n\n\n\nb\n\n\n", "a | b |"),
+        ("\n\n\na\n", "a |"),
+        ("a", "a |"),  # B20: no final LF
+        ("a\n   \nb", "a | b |"),
+        ("a\r\nb\r\n\r\nc\r\n", "a b | c |"),
+        ("a\u2028b\nc", "a b c |"),
+        ("a\u2028\u2029\x85\x0b\x0cb", "a b |"),
+        ("a z b", "a ? b |"),
+        ("A B", "a b |"),
+        ("\ufeffa\nb", "a b |"),
+    ],
+)
+def test_b20_a_text_is_its_tokens_with_one_separator_a_document(
+    text: str, expected: str, tmp_path: Path
+) -> None:
+    assert tokens_of(tmp_path, text) == ids(expected)
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_b01_only_lf_ends_a_line(mark: str, tmp_path: Path) -> None:
+    found = source(tmp_path, f"a{mark}b\nc\n\nd{mark}\n")
+    manifest = prepare(tmp_path / "c", found, tokenizer(), say=silent)
+    record = manifest["splits"]["train"]
+    assert (record["paragraphs"], record["documents"]) == (3, 2)
+
+
+def test_b04_carriage_returns_are_taken_off_and_counted(tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "a\r\n\r\nb\r\n", "a\n")
+    splits = prepare(folder, found, tokenizer(), say=silent)["splits"]
+    assert splits["train"]["carriage_returns"] == 3
+    assert splits["valid"]["carriage_returns"] == 0
+    assert open_tokens(folder, tokenizer(), found)["train"].tolist() == ids("a | b |")
+
+
+def test_b05_a_byte_order_mark_is_no_text_wherever_cat_left_it(tmp_path: Path) -> None:
+    assert tokens_of(tmp_path, b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n") == ids("a b |")
+
+
+def test_b20_a_line_of_3_megabytes_is_one_paragraph(tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "ab " * 1_000_000)
+    record = prepare(folder, found, tokenizer(), say=silent)["splits"]["train"]
+    assert (record["tokens"], record["paragraphs"]) == (2_000_001, 1)
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("text", ["", "\n", "   \n \t\n\n", "\u200b\n", b"\xef\xbb\xbf"])
+def test_b20_a_text_without_a_token_is_refused_by_name(
+    split: str, text: str | bytes, tmp_path: Path, folder: Path
+) -> None:
+    texts = {"train": "a\n", "valid": "a\n", split: text}
+    line = refusal(prepare, folder, source(tmp_path, **texts), tokenizer(), say=silent)
+    assert f"data.source.{split}" in line
+    assert f"{split}.txt" in line
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.txt", "valid.txt"]
+
+
+def test_b21_text_that_is_not_utf_8_is_told_with_file_and_line(
+    tmp_path: Path, folder: Path
+) -> None:
+    line = refusal(prepare, folder, source(tmp_path, b"a\nb \xe9\n"), tokenizer(), say=silent)
+    assert "train.txt:2" in line
+    assert "byte 2" in line
+    assert not folder.exists()
+
+
+def test_gzip_is_read_as_the_text_in_it(tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "")
+    packed = tmp_path / "more.txt.gz"
+    packed.write_bytes(gzip.compress(b"a b\n") + gzip.compress(b"c\n\nd"))  # as `cat` joins them
+    found.files["train"].append(packed)
+    prepare(folder, found, tokenizer(), say=silent)
+    assert open_tokens(folder, tokenizer(), found)["train"].tolist() == ids("a b c | d |")
+
+
+@pytest.mark.parametrize("damage", ["no gzip", "cut", "flipped", "bad magic"])
+def test_a_broken_gzip_is_refused_by_name_and_leaves_nothing(
+    damage: str, tmp_path: Path, folder: Path
+) -> None:
+    whole = gzip.compress("".join(random.Random(0).choices("abc \n", k=5000)).encode())
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 4
+    content = {"no gzip": b"a b c", "cut": whole[:-20], "flipped": bytes(flipped),
+               "bad magic": b"\x1f\x8c" + whole[2:]}[damage]  # fmt: skip
+    found = source(tmp_path, "a")
+    found.files["train"] = [tmp_path / "broken.gz"]
+    (tmp_path / "broken.gz").write_bytes(content)
+    assert "broken.gz: cannot read" in refusal(prepare, folder, found, tokenizer(), say=silent)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["broken.gz", "train.txt", "valid.txt"]
+
+
+def test_documents_do_not_reach_from_one_file_into_the_next(tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "a\nb")
+    (tmp_path / "zz.txt").write_text("c\n\nd")
+    found.files["train"].append(tmp_path / "zz.txt")
+    record = prepare(folder, found, tokenizer(), say=silent)["splits"]["train"]
+    assert open_tokens(folder, tokenizer(), found)["train"].tolist() == ids("a b | c | d |")
+    assert (record["documents"], record["paragraphs"]) == (3, 4)
+
+
+@pytest.mark.parametrize("paragraphs", [1, 3, 4, 5, 8, 9, 4001])
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\n\n\nb", "\n\n\u200b"])
+def test_a_long_document_has_one_separator_at_its_true_end(
+    paragraphs: int, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if paragraphs < 4000:  # and once with the real number of paragraphs a part
+        monkeypatch.setattr(corpus, "_CHUNK", 4)
+    text = "\n".join(["a"] * paragraphs) + end
+    expected = ids("a" * paragraphs + "|") + (ids("b|") if end.endswith("b") else [])
+    assert tokens_of(tmp_path, text) == expected
+    record = read_manifest(tmp_path / "c")["splits"]["train"]
+    assert record["documents"] == 2 if end.endswith("b") else 1
+    assert record["tokens"] == len(expected)
+
+
+def test_a_random_text_equals_a_loop_over_its_characters(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    for trial in range(30):
+        text = "".join(draw.choices("ab?  \n\n\r\u2028", k=300)) + "a"
+        where = tmp_path / str(trial)
+        where.mkdir()
+        assert tokens_of(where, text) == by_hand(text)
+
+
+def by_hand(text: str) -> list[int]:
+    """Letters, `?` for a word of unknown letters, a separator after each document."""
+    found: list[int] = []
+    open_document = False
+    for line in text.split("\n"):
+        if not line.strip():
+            found += [SEP] if open_document else []
+            open_document = False
+            continue
+        open_document = True
+        for word in line.replace("?", " ? ").split():
+            inside = len(LETTERS)
+            found += [UNK] if word == "?" else [
+                5 + LETTERS.find(c) + (inside if i else 0) for i, c in enumerate(word)
+            ]  # fmt: skip
+    return found + ([SEP] if open_document else [])
+
+
+# Finding files
+
+
+def settings(path: Path, train: list[str], valid: list[str]) -> CorpusSettings:
+    return CorpusSettings.model_validate(
+        {"path": path, "source": {"kind": "files", "train": train, "valid": valid}}
+    )
+
+
+def test_files_folders_and_globs_are_found_sorted_and_once(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.txt.gz", "d.md", "sub/e.txt", "x[1].txt", "v.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a")
+
+    def found(*patterns: str) -> list[str]:
+        given = [str(tmp_path / pattern) for pattern in patterns]
+        files = find_source(settings(tmp_path, given, [str(tmp_path / "v.txt")])).files["train"]
+        return [str(file.relative_to(tmp_path)) for file in files]
+
+    assert found("[ab].txt", "a.txt") == ["a.txt", "b.txt"]
+    assert found("sub") == ["sub/e.txt"]
+    assert found("**/e.txt") == ["sub/e.txt"]
+    assert found("x[1].txt") == ["x[1].txt"]
+    assert found("c*") == ["c.txt.gz"]
+    assert found("d.md") == ["d.md"]
+
+
+def test_a_pattern_without_a_file_and_a_file_in_both_splits_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "empty").mkdir()
+    here = str(tmp_path / "a.txt")
+    for missing in ("b.txt", "*.md", "empty"):
+        pattern = str(tmp_path / missing)
+        line = refusal(find_source, settings(tmp_path, [pattern], [here]))
+        assert line == f"data.source.train: {pattern!r} matches no file"
+    line = refusal(find_source, settings(tmp_path, [here], [str(tmp_path / "*.txt")]))
+    assert "a.txt is in train and in valid" in line
+
+
+# Folders
+
+
+def test_a_corpus_that_is_current_is_left_as_it_is(tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "a b\n")
+    first = prepare(folder, found, tokenizer(), say=silent)
+    before = {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.iterdir()}
+    said: list[str] = []
+    assert prepare(folder, found, tokenizer(), say=said.append) == first
+    after = {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.iterdir()}
+    assert after == before
+    assert "is current" in said[0]
+
+
+def test_b18_a_touched_file_with_the_same_content_is_accepted(tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "a b\n")
+    prepare(folder, found, tokenizer(), say=silent)
+    os.utime(found.files["train"][0], (1, 1))
+    prepare(folder, found, tokenizer(), say=silent)
+    assert len(open_tokens(folder, tokenizer(), found)["train"]) == 3
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("content", [b"a c\n", b"a b c\n"])
+def test_b18_changed_text_is_refused_whatever_its_size(
+    split: str, content: bytes, tmp_path: Path, folder: Path
+) -> None:
+    found = source(tmp_path, "a b\n")
+    prepare(folder, found, tokenizer(), say=silent)
+    found.files[split][0].write_bytes(content)
+    os.utime(found.files[split][0], (1, 1))
+    for call in (prepare, open_tokens):
+        line = refusal(call, folder, _in_order(call, found), _in_order(call, found, last=True))
+        assert f"{split}.txt has changed since" in line
+
+
+def _in_order(call: Any, found: Source, *, last: bool = False) -> Any:
+    """`prepare` takes (source, tokenizer), `open_tokens` the other way round."""
+    return tokenizer() if (call is open_tokens) != last else found
+
+
+@pytest.mark.parametrize(
+    "other", [tokenizer("zz"), tokenizer(lower=False)], ids=["pieces", "normalisation"]
+)
+def test_b18_another_tokenizer_is_refused(other: Tokenizer, tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "a b\n")
+    prepare(folder, found, tokenizer(), say=silent)
+    assert "another tokenizer" in refusal(prepare, folder, found, other, say=silent)
+    assert "another tokenizer" in refusal(open_tokens, folder, other)
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_b18_other_files_are_refused(split: str, tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "a b\n")
+    prepare(folder, found, tokenizer(), say=silent)
+    extra = tmp_path / "extra.txt"
+    extra.write_text("c")
+    more = {**found.files, split: [*found.files[split], extra]}
+    line = refusal(prepare, folder, Source("toy", "", more), tokenizer(), say=silent)
+    assert f"other {split} files" in line
+    assert "extra.txt" in line
+    fewer = {**found.files, split: [extra]}
+    assert "files" in refusal(open_tokens, folder, tokenizer(), Source("toy", "", fewer))
+
+
+def test_a_folder_of_something_else_is_never_overwritten(tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "a\n")
+    folder.mkdir()
+    (folder / "precious").write_text("x")
+    assert "no corpus" in refusal(prepare, folder, found, tokenizer(), say=silent)
+    assert (folder / "precious").read_text() == "x"
+    file = tmp_path / "file"
+    file.write_text("x")
+    assert "a file" in refusal(prepare, file, found, tokenizer(), say=silent)
+    assert "cannot write" in refusal(prepare, file / "sub", found, tokenizer(), say=silent)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    prepare(empty, found, tokenizer(), say=silent)
+    assert sorted(path.name for path in empty.iterdir()) == [
+        "manifest.json", "train.bin", "valid.bin"
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def _small_files() -> Iterator[None]:
+    """No file may grow past 1,000 bytes, as on a full disk or at a quota."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_r8_a_full_disk_is_one_line_and_leaves_nothing(
+    tmp_path: Path, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    found = source(tmp_path, "a b c\n" * 10_000)
+    request.getfixturevalue("_small_files")
+    line = refusal(prepare, folder, found, tokenizer(), say=silent)
+    assert f"data.path = {folder}: cannot write" in line
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.txt", "valid.txt"]
+
+
+def test_a_corpus_is_readable_by_the_group_as_other_folders_are(
+    tmp_path: Path, folder: Path
+) -> None:
+    prepare(folder, source(tmp_path, "a\n"), tokenizer(), say=silent)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
+
+
+# Damage
+
+
+@pytest.fixture
+def made(tmp_path: Path, folder: Path) -> Path:
+    prepare(folder, source(tmp_path, "a b c d e\n" * 40), tokenizer(), say=silent)
+    return folder
+
+
+def test_r6_every_flipped_bit_of_an_array_is_detected(made: Path) -> None:
+    path = made / "train.bin"
+    whole = path.read_bytes()
+    for place in random.Random(0).sample(range(8 * len(whole)), 100):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        line = refusal(open_tokens, made, tokenizer())
+        assert "train.bin: SHA-256" in line
+    path.write_bytes(whole)
+    assert len(open_tokens(made, tokenizer())["train"]) == 201
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_r7_a_cut_longer_or_missing_array_is_detected(split: str, verify: bool, made: Path) -> None:
+    path = made / f"{split}.bin"
+    whole = path.read_bytes()
+    for content in (whole[:-1], whole[:-2], b"", whole + b"\0\0", None):
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
+        line = refusal(open_tokens, made, tokenizer(), verify=verify)
+        assert f"{split}.bin: {-1 if content is None else len(content)} bytes" in line
+
+
+def changed(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    copy = json.loads(json.dumps(manifest))
+    *above, last = path.split(".")
+    node = copy
+    for key in above:
+        node = node[key]
+    if value is None:
+        del node[last]
+    else:
+        node[last] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("dtype", "O"), ("dtype", ">u2"), ("dtype", None), ("format", 2), ("format", "1"),
+        ("splits.train", None), ("splits.valid", []), ("splits.extra", {}), ("tokenizer", None),
+        ("tokenizer", 3), ("splits.train.tokens", "201"), ("splits.train.tokens", -1),
+        ("splits.train.tokens", 200), ("splits.train.sha256", None), ("splits.train.files", [{}]),
+        ("splits.train.sha256", "0" * 64), ("splits.train.files", 5), ("vocab_size", 0),
+    ],
+)  # fmt: skip
+def test_r20_a_damaged_manifest_is_refused(path: str, value: Any, made: Path) -> None:
+    file = made / "manifest.json"
+    file.write_text(json.dumps(changed(read_manifest(made), path, value)))
+    assert str(made) in refusal(open_tokens, made, tokenizer())
+
+
+def test_r20_random_damage_of_a_manifest_is_refused_or_harmless(made: Path) -> None:
+    draw = random.Random(1)
+    file = made / "manifest.json"
+    whole = file.read_bytes()
+    for _ in range(200):
+        damaged = bytearray(whole)
+        for _ in range(draw.randint(1, 5)):
+            start = draw.randrange(len(damaged))
+            damaged[start : start + draw.choice([0, 1, 20])] = draw.randbytes(draw.choice([0, 1]))
+        file.write_bytes(damaged)
+        try:
+            arrays = open_tokens(made, tokenizer())
+        except UserError:
+            continue
+        assert len(arrays["train"]) == 201
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", "{", "[" * 100_000, "\xff", '{"format": 1}'])
+def test_r20_a_manifest_that_is_none_is_refused(content: str, made: Path) -> None:
+    (made / "manifest.json").write_bytes(content.encode("latin-1"))
+    assert "manifest.json" in refusal(read_manifest, made)
+
+
+def test_a_folder_without_a_corpus_says_what_to_run(tmp_path: Path) -> None:
+    line = refusal(read_manifest, tmp_path / "nothing")
+    assert "run prepare_data first" in line
+
+
+# Widths
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65_536, "<u2"), (65_537, "<u4"), (70_001, "<u4")])
+def test_b17_the_width_of_an_id_follows_from_the_vocabulary(
+    size: int, dtype: str, tmp_path: Path, folder: Path
+) -> None:
+    words = [f"w{i}" for i in range(size - 5)]
+    big = Tokenizer([*SPECIAL_TOKENS, *words], Normalisation())
+    found = source(tmp_path, f"w{size - 6} w0\n", "w1")
+    manifest = prepare(folder, found, big, say=silent)
+    tokens = open_tokens(folder, big, found)["train"]
+    assert (manifest["dtype"], tokens.dtype) == (dtype, np.dtype(dtype))
+    assert tokens.tolist() == [size - 1, 5, SEP]
+    assert (folder / "train.bin").read_bytes() == np.array([size - 1, 5, SEP], dtype).tobytes()
+
+
+def test_b17_an_array_too_narrow_for_the_vocabulary_is_refused(
+    tmp_path: Path, folder: Path
+) -> None:
+    words = [f"w{i}" for i in range(70_000)]
+    big = Tokenizer([*SPECIAL_TOKENS, *words], Normalisation())
+    manifest = prepare(folder, source(tmp_path, "w69999\n", "w1"), big, say=silent)
+    narrow = changed(changed(manifest, "dtype", "<u2"), "splits.train.tokens", 4)
+    (folder / "manifest.json").write_text(json.dumps(narrow))
+    assert "cannot hold 70005 pieces" in refusal(open_tokens, folder, big)
+
+
+def test_a_manifest_counts_what_is_in_the_array(tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "a z b\nz\n\nc\r\n", "b\n")
+    manifest = prepare(folder, found, tokenizer(), say=silent)
+    record = manifest["splits"]["train"]
+    counts = {key: record[key] for key in record if isinstance(record[key], int)}
+    assert counts == {
+        "tokens": 7, "documents": 2, "paragraphs": 3, "unknown": 2, "carriage_returns": 1
+    }  # fmt: skip
+    assert (manifest["name"], manifest["credit"]) == ("toy", "nobody")
+    assert manifest["vocab_size"] == 25
+    assert read_manifest(folder) == manifest

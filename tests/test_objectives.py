@@ -1,0 +1,243 @@
+"""Corruption and losses, against loops: who is chosen, how many, and what becomes of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ala_encoder.objectives import IGNORE, Corruption, check_labels, cross_entropy, pad
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+SPECIAL = frozenset(range(5))
+
+
+def corruption(vocab_size: int = 1000, seed: int = 1, **options: object) -> Corruption:
+    return Corruption(seed, vocab_size, MASK, SPECIAL, **options)  # type: ignore[arg-type]
+
+
+def batch(lengths: list[int], vocab_size: int, seed: int) -> np.ndarray:
+    """Return rows [CLS] words [SEP] [PAD]…, a few words unknown, padded to the longest."""
+    draw = np.random.default_rng(seed)
+    rows = np.full((len(lengths), max(lengths)), PAD, dtype=np.int64)
+    for row, length in zip(rows, lengths, strict=True):
+        row[:length] = draw.integers(5, vocab_size, length)
+        row[1 : length - 1 : 7] = UNK
+        row[0], row[length - 1] = CLS, SEP
+    return rows
+
+
+def wanted(n: int, probability: float = 0.15) -> int:
+    """max(1, round(p · n)), halves to even as Python rounds, and 0 of 0."""
+    return max(1, round(probability * n)) if n else 0
+
+
+# Which positions
+
+
+@pytest.mark.parametrize("selection", ["exact", "independent"])
+def test_d01_padding_and_specials_are_never_chosen(selection: str) -> None:
+    rows = batch([3, 30], 1000, 0)
+    rows[1, 5] = MASK  # a special token inside the text stays one
+    drawn = 0
+    for start in range(0, 10_000, 500):
+        ids = np.arange(start, start + 500)
+        many = np.concatenate([rows] * 250)
+        chosen = corruption(selection=selection).selected(many, ids, epoch=0)
+        assert not chosen[np.isin(many, list(SPECIAL))].any()
+        drawn += len(ids)
+    assert drawn == 10_000
+
+
+@pytest.mark.parametrize("selection", ["exact", "independent"])
+def test_d01_every_ordinary_position_is_chosen_sometimes(selection: str) -> None:
+    row = batch([30], 1000, 0)
+    rows = np.repeat(row, 2000, axis=0)
+    share = corruption(selection=selection).selected(rows, np.arange(2000), 0).mean(0)
+    ordinary = ~np.isin(row[0], list(SPECIAL))
+    expected = wanted(int(ordinary.sum())) / ordinary.sum() if selection == "exact" else 0.15
+    spread = 5 * math.sqrt(expected * (1 - expected) / 2000)
+    assert (abs(share[ordinary] - expected) < spread).all()
+    assert (share[~ordinary] == 0).all()
+
+
+@pytest.mark.parametrize("probability", [0.01, 0.15, 0.5, 0.999])
+def test_d02_each_example_has_exactly_its_rounded_share(probability: float) -> None:
+    lengths = list(range(2, 200))
+    rows = batch(lengths, 1000, 1)
+    made = corruption(probability=probability)
+    chosen = made.selected(rows, np.arange(len(lengths)), 0)
+    for row, found in zip(rows, chosen.sum(1), strict=True):
+        ordinary = sum(token not in SPECIAL for token in row.tolist())
+        assert found == wanted(ordinary, probability)
+        assert made.exact_counts(np.array([ordinary]))[0] == found
+
+
+def test_d02_targets_split_80_10_10_within_one_percent() -> None:
+    rows = np.random.default_rng(2).integers(5, 1000, (1000, 100))
+    corrupted, chosen = corruption(probability=0.5).apply(rows, np.arange(1000), 0)
+    targets = chosen.sum()
+    assert rows.size == 100_000
+    masked = (corrupted[chosen] == MASK).sum() / targets
+    kept = (corrupted[chosen] == rows[chosen]).sum() / targets
+    other = 1 - masked - kept
+    assert abs(masked - 0.8) < 0.01
+    assert abs(kept - 0.1) < 0.01  # a random token equals the old one once in 995
+    assert abs(other - 0.1) < 0.01
+
+
+@pytest.mark.parametrize("selection", ["exact", "independent"])
+def test_d02_the_share_of_targets_is_15_percent_within_half_a_percent(selection: str) -> None:
+    rows = np.random.default_rng(3).integers(5, 1000, (1000, 100))
+    chosen = corruption(selection=selection).selected(rows, np.arange(1000), 0)
+    if selection == "exact":
+        assert chosen.sum() == 15_000
+    else:
+        assert abs(chosen.mean() - 0.15) < 0.005
+        assert len(set(chosen.sum(1).tolist())) > 5
+
+
+@pytest.mark.parametrize("selection", ["exact", "independent"])
+def test_d02_what_is_not_chosen_stays(selection: str) -> None:
+    rows = batch([3, 30, 17, 2], 1000, 4)
+    before = rows.copy()
+    corrupted, chosen = corruption(selection=selection).apply(rows, np.arange(4), 0)
+    assert (corrupted[~chosen] == rows[~chosen]).all()
+    assert (rows == before).all()
+
+
+def test_a_replacement_is_never_special() -> None:
+    """A vocabulary of 10 with 5 specials, scattered: plain drawing would hit one half the time."""
+    special = frozenset({0, 3, 4, 7, 9})
+    rows = np.random.default_rng(5).choice([1, 2, 5, 6, 8], (2000, 30))
+    made = Corruption(1, 10, 4, special, probability=0.9)
+    corrupted, chosen = made.apply(rows, np.arange(2000), 0)
+    random = corrupted[chosen & (corrupted != 4) & (corrupted != rows)]
+    assert set(random.tolist()) == {1, 2, 5, 6, 8}
+    counts = np.bincount(random, minlength=10)[[1, 2, 5, 6, 8]]
+    assert (abs(counts / counts.sum() - 0.2) < 0.03).all()
+
+
+# What the choice depends on
+
+
+@pytest.mark.parametrize("selection", ["exact", "independent"])
+def test_corruption_does_not_depend_on_the_batch(selection: str) -> None:
+    lengths = [3, 30, 12, 7, 25]
+    rows, ids = batch(lengths, 1000, 6), np.array([40, 7, 19, 3, 8])
+    made = corruption(selection=selection)
+    whole, chosen = made.apply(rows, ids, epoch=2)
+    for order in ([4, 2, 0, 1, 3], [1], [3, 0], [2, 2]):
+        part, picked = made.apply(rows[order], ids[order], epoch=2)
+        assert (part == whole[order]).all()
+        assert (picked == chosen[order]).all()
+    for i, length in enumerate(lengths):  # nor on how far the batch is padded
+        part, picked = made.apply(rows[i : i + 1, :length], ids[i : i + 1], epoch=2)
+        assert (part[0] == whole[i, :length]).all()
+        assert (picked[0] == chosen[i, :length]).all()
+
+
+def test_corruption_depends_on_seed_epoch_and_example() -> None:
+    row = np.arange(5, 105)[None]
+    seen = {
+        corruption(seed=seed).apply(row, np.array([example]), epoch)[0].tobytes()
+        for seed in range(3) for epoch in range(3) for example in range(3)
+    }  # fmt: skip
+    assert len(seen) == 27
+    again = corruption(seed=1).apply(row, np.array([1]), 1)[0].tobytes()
+    assert again in seen
+
+
+def test_choice_and_action_are_independent() -> None:
+    """The chosen positions are those with small hashes; what becomes of them must not be."""
+    rows = np.random.default_rng(7).integers(5, 1000, (2000, 40))
+    shares = []
+    for probability in (0.05, 0.5):
+        corrupted, chosen = corruption(probability=probability).apply(rows, np.arange(2000), 0)
+        shares.append((corrupted[chosen] == MASK).mean())
+    assert abs(shares[0] - shares[1]) < 0.03
+
+
+@pytest.mark.parametrize("selection", ["exact", "independent"])
+def test_d04_a_text_without_a_known_word_has_no_target(selection: str) -> None:
+    rows = np.full((2, 9), UNK)
+    rows[:, 0], rows[:, -1] = CLS, SEP
+    corrupted, chosen = corruption(selection=selection).apply(rows, np.arange(2), 0)
+    assert not chosen.any()
+    assert (corrupted == rows).all()
+    assert corruption().exact_counts(np.array([0, 1, 2])).tolist() == [0, 1, 1]
+
+
+def test_d04_no_target_is_a_loss_of_zero_with_zero_gradients() -> None:
+    for count in (0, 3):
+        logits = torch.randn(count, 7, requires_grad=True)
+        loss, targets = cross_entropy(logits, torch.full((count,), IGNORE))
+        loss.backward()
+        assert loss.item() == 0
+        assert int(targets) == 0
+        assert logits.grad is not None
+        assert not logits.grad.any()
+
+
+# Losses
+
+
+def loop_cross_entropy(logits: torch.Tensor, labels: list[int]) -> tuple[float, int]:
+    total, count = 0.0, 0
+    for row, label in zip(logits.double().tolist(), labels, strict=True):
+        if label == IGNORE:
+            continue
+        top = max(row)
+        total += math.log(sum(math.exp(value - top) for value in row)) + top - row[label]
+        count += 1
+    return total, count
+
+
+def test_cross_entropy_is_a_sum_and_a_count_equal_to_a_loop() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(40, 11) * 5
+    labels = torch.randint(0, 11, (40,))
+    labels[::3] = IGNORE
+    loss, count = cross_entropy(logits, labels)
+    total, number = loop_cross_entropy(logits, labels.tolist())
+    assert int(count) == number == 26
+    assert float(loss) == pytest.approx(total, rel=1e-6)
+
+
+def test_cross_entropy_is_in_float32_whatever_the_logits() -> None:
+    logits = (torch.randn(64, 50) * 5).bfloat16()
+    labels = torch.randint(0, 50, (64,))
+    loss, _ = cross_entropy(logits, labels)
+    assert loss.dtype == torch.float32
+    total, _ = loop_cross_entropy(logits, labels.tolist())
+    assert float(loss) == pytest.approx(total, rel=1e-5)
+
+
+def test_d06_a_mean_over_batches_weighs_targets_and_not_batches() -> None:
+    """Losses 1, 1, 1, 1 and 9 in two batches: 2.6, where a mean of means says 5."""
+    logits, label = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    logits[0, 1] = math.log(math.e - 1)  # a loss of exactly one nat
+    one, _ = cross_entropy(logits, label)
+    assert float(one) == pytest.approx(1)
+    logits[0, 1] = math.log(math.e**9 - 1)
+    nine, _ = cross_entropy(logits, label)
+    total = count = 0.0
+    for losses in ([one] * 4, [nine]):
+        total, count = total + float(sum(losses)), count + len(losses)
+    assert total / count == pytest.approx(2.6)
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, -101, 2**40])
+def test_d05_a_label_that_is_no_class_is_refused_before_the_device(wrong: int) -> None:
+    check_labels(np.array([0, 4, IGNORE]), 5)
+    check_labels(np.array([], dtype=np.int64), 5)
+    with pytest.raises(ValueError, match=f"label {wrong}: allowed are 0 … 4 and -100"):
+        check_labels(np.array([0, IGNORE, wrong]), 5)
+
+
+def test_rows_are_padded_on_the_right() -> None:
+    assert pad([[1], [2, 3, 4], []], 9).tolist() == [[1, 9, 9], [2, 3, 4], [9, 9, 9]]
+    assert pad([[1]], 0).dtype == torch.int64
+    assert pad([], 0).shape == (0, 0)
