@@ -6,6 +6,8 @@ For: putting stack, embeddings and heads together. The models return logits; los
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -101,8 +103,29 @@ class MaskedLM(nn.Module):
         return logits
 
 
+def pool_first(hidden: Tensor, segments: Tensor | None) -> Tensor:
+    """Return each row's first real token, [CLS]: [B, T, dim] → [B, dim]."""
+    if segments is None:
+        return hidden[:, 0]
+    return hidden[torch.arange(len(hidden), device=hidden.device), first_real(segments)]
+
+
+def pool_mean(hidden: Tensor, segments: Tensor | None) -> Tensor:
+    """Return the mean of each row's real tokens, 0 for a row of padding: [B, T, dim] → [B, dim]."""
+    if segments is None:
+        return hidden.mean(1)
+    real = (segments > 0)[..., None]
+    return hidden.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
+
+
+POOLINGS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "first": pool_first,
+    "mean": pool_mean,
+}
+
+
 class Classifier(nn.Module):
-    """Encoder with BERT's pooler and a linear layer on the first real token, [CLS]."""
+    """Encoder with BERT's pooler and a linear layer, on [CLS] or on the mean of the tokens."""
 
     def __init__(
         self,
@@ -116,6 +139,7 @@ class Classifier(nn.Module):
         self.pooler = nn.Linear(model.dim, model.dim)
         self.dropout = nn.Dropout(model.dropout)
         self.classifier = nn.Linear(model.dim, num_labels)
+        self.pool = POOLINGS[model.pooling]
         initialise(self, model.init_std)
 
     def forward(
@@ -126,12 +150,7 @@ class Classifier(nn.Module):
     ) -> Tensor:
         """Return the logits [B, num_labels]."""
         hidden = self.encoder(input_ids, segments, token_types)
-        if segments is None:
-            first = hidden[:, 0]
-        else:
-            rows = torch.arange(len(hidden), device=hidden.device)
-            first = hidden[rows, first_real(segments)]
-        pooled = self.dropout(torch.tanh(self.pooler(first)))
+        pooled = self.dropout(torch.tanh(self.pooler(self.pool(hidden, segments))))
         logits: Tensor = self.classifier(pooled)
         return logits
 

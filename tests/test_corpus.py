@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -341,21 +342,21 @@ def test_a_folder_of_something_else_is_never_overwritten(tmp_path: Path, folder:
     ]  # fmt: skip
 
 
-@pytest.fixture
-def _small_files() -> Iterator[None]:
-    """No file may grow past 1,000 bytes, as on a full disk or at a quota."""
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file grow past 1,000 bytes, as on a full disk or at a quota."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_r8_a_full_disk_is_one_line_and_leaves_nothing(
-    tmp_path: Path, folder: Path, request: pytest.FixtureRequest
-) -> None:
+def test_r8_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, folder: Path) -> None:
     found = source(tmp_path, "a b c\n" * 10_000)
-    request.getfixturevalue("_small_files")
-    line = refusal(prepare, folder, found, tokenizer(), say=silent)
+    with full_disk():
+        line = refusal(prepare, folder, found, tokenizer(), say=silent)
     assert f"data.path = {folder}: cannot write" in line
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train.txt", "valid.txt"]
 

@@ -37,11 +37,24 @@ def check_stack(model: ModelSettings, attention: AttentionSettings, max_length: 
 
 
 class Architecture(Section):
-    """What is needed to count a model, of any family: read by `params`."""
+    """What is needed to count a model, of any family; read by `params` out of any training config.
+
+    The sections that only a training reads may be there; they are checked one by one.
+    """
 
     model: ModelSettings
     encoder: AttentionSettings = AttentionSettings()
     tokenizer: TokenizerSettings
+    variant: Name | None = None
+    seed: NonNegativeInt | None = None
+    output: Path | None = None
+    name: Name | None = None
+    data: dict[str, Any] | None = None
+    optim: OptimSettings | None = None
+    train: TrainSettings | None = None
+    engine: EngineSettings | None = None
+    deepspeed: dict[str, Any] | str | None = None
+    tracking: TrackingSettings | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Architecture:

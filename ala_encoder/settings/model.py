@@ -23,6 +23,9 @@ class EncoderModel(Section):
     """post: layer norm after each residual, as BERT; pre: before, with a final one."""
     attention_bias: bool = True
     """Whether the Q, K, V and output projections have bias vectors."""
+    pooling: Literal["first", "mean"] = "first"
+    """What a classifier sees: the first token, as BERT, or the mean of all (ours): with local masks
+    the first token hears of the others only over several layers."""
     dropout: Probability = 0.1
     layer_norm_eps: PositiveFloat = 1e-12
     init_std: PositiveFloat = 0.02
