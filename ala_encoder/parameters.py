@@ -35,9 +35,16 @@ def bias_parameters(attention: AttentionSettings, table: HeadTable, dim: int) ->
 
 
 def count(
-    model: ModelSettings, attention: AttentionSettings, table: HeadTable, vocab_size: int
+    model: ModelSettings,
+    attention: AttentionSettings,
+    table: HeadTable,
+    vocab_size: int,
+    num_labels: int | None = None,
 ) -> dict[str, int]:
-    """Return the counts of a model by part, `total` of its pretraining form among them."""
+    """Return the counts of a model by part.
+
+    `total` is that of the pretraining form, or of a classifier when `num_labels` is given.
+    """
     attention_count = attention_parameters(table, model.dim, bias=model.attention_bias)
     counts = {
         "encoder_attention": attention_count,
@@ -50,14 +57,18 @@ def count(
     stack += model.num_layers * (ffn + 2 * _norm(model.dim))
     stack += _norm(model.dim) if model.norm == "pre" else 0
     if isinstance(model, EncoderModel):
-        return counts | _encoder_total(model, stack, vocab_size)
+        return counts | _encoder_total(model, stack, vocab_size, num_labels)
     return counts | _encoder_decoder_total(model, stack, ffn, vocab_size)
 
 
-def _encoder_total(model: EncoderModel, stack: int, vocab_size: int) -> dict[str, int]:
+def _encoder_total(
+    model: EncoderModel, stack: int, vocab_size: int, num_labels: int | None
+) -> dict[str, int]:
     embeddings = (vocab_size + model.max_length + 2) * model.dim + _norm(model.dim)
     head = _linear(model.dim, model.dim) + _norm(model.dim) + vocab_size
     pooler = _linear(model.dim, model.dim)
+    if num_labels is not None:
+        head = pooler + _linear(model.dim, num_labels)
     return {
         "encoder": embeddings + stack,
         "encoder_with_pooler": embeddings + stack + pooler,

@@ -27,7 +27,8 @@ def main(settings: FinetuneRun) -> None:
     task = glue.task(settings.data.task)
     data = finetuning.read(task, settings.data, start.tokenizer)
     table = check_stack(start.model, start.encoder, start.model.max_length)
-    counts = count(start.model, start.encoder, table, start.tokenizer.vocab_size)
+    vocab_size = start.tokenizer.vocab_size
+    counts = count(start.model, start.encoder, table, vocab_size, task.num_labels)
     name = settings.name or f"{start.variant}-{task.name}-{settings.seed}"
     batch_size = settings.train.eval_batch_size
 
@@ -53,7 +54,7 @@ def main(settings: FinetuneRun) -> None:
             variant=start.variant,
             seed=settings.seed,
             run_name=name,
-            vocab_size=start.tokenizer.vocab_size,
+            vocab_size=vocab_size,
             model=start.model,
             encoder=start.encoder,
             data=settings.data,

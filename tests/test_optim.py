@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,15 @@ from ala_encoder.settings.model import EncoderModel
 from ala_encoder.settings.optim import OptimSettings
 
 SCHEDULES = ["constant", "linear", "cosine", "inverse_sqrt"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Small tensors: several threads on busy cores only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def settings(schedule: str, warmup: int, peak: float = 2.0, **more: Any) -> OptimSettings:
