@@ -90,7 +90,7 @@ class Plan:
             part = order[first : first + chunk]
             order[first : first + chunk] = part[self.lengths[part].argsort(kind="stable")]
         full = len(order) // self.batch_size
-        shuffled = order[: full * self.batch_size].reshape(full, -1)
+        shuffled = order[: full * self.batch_size].reshape(full, self.batch_size)
         shuffled = shuffled[keyed_permutation(full, self.seed, phase, epoch, _BATCHES)]
         return np.concatenate([shuffled.reshape(-1), order[full * self.batch_size :]])
 

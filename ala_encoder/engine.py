@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import fcntl
+import io
 import logging
 import math
 import os
@@ -235,6 +236,10 @@ def deepspeed_config(
 def start(cache: Path = Path(".cache")) -> None:
     """Bring up torch.distributed through DeepSpeed, under a launcher or in one plain process."""
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str((cache / "torch_extensions").resolve()))
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no other
+    # DeepSpeed 0.19 uses names that torch 2.13 deprecates; no user of this project can change it.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     with _quiet_imports():
         import deepspeed
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -252,7 +257,8 @@ def start(cache: Path = Path(".cache")) -> None:
         torch.cuda.set_device(ranks.local_rank())
     else:
         _shared_memory(needed=not is_alone)
-    deepspeed.init_distributed(timeout=_COLLECTIVE_TIMEOUT, verbose=False)
+    with contextlib.redirect_stdout(io.StringIO()):
+        deepspeed.init_distributed(timeout=_COLLECTIVE_TIMEOUT, verbose=False)
 
 
 def device() -> torch.device:

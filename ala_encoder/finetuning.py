@@ -160,7 +160,7 @@ def _locate(task: glue.Task, data: TaskSettings) -> tuple[Path, str, str]:
 
     if task.name != "sst2":
         raise UserError(f"data.path: missing; the embedded set is for sst2, not {task.name}")
-    embedded = embedded_classification(data.cache)
+    embedded = embedded_classification(data.cache, ranks.say)
     return embedded.files["train"].parent, embedded.name, embedded.credit
 
 
@@ -185,7 +185,7 @@ def log_data(run: Run, data: TaskData) -> None:
         return
     run.log.params({"data_name": data.name})
     for note in data.notes:
-        print(note, flush=True)
+        ranks.say(note)
     for split, part in data.parts.items():
         context = {"train": "training", "dev": "validation", "test": "test"}[split]
         profile = {"examples": len(part), "credit": data.credit}

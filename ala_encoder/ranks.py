@@ -7,6 +7,7 @@ torch.distributed is up. Not for: starting it (`engine`) or moving weights (Deep
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,12 @@ def local_world_size() -> int:
 def is_main() -> bool:
     """Tell whether this is rank 0, the only one that writes and prints."""
     return rank() == 0
+
+
+def say(text: str) -> None:
+    """Print a line on standard error, on rank 0 alone."""
+    if is_main():
+        print(text, file=sys.stderr, flush=True)
 
 
 def _initialized() -> bool:

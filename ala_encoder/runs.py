@@ -24,12 +24,12 @@ from safetensors.torch import load_file
 from ala_encoder import engine as engines
 from ala_encoder import export, ranks, reporting
 from ala_encoder.engine import Engine
-from ala_encoder.errors import RunStopped
+from ala_encoder.errors import RunStopped, UserError
 from ala_encoder.files import write_json, write_text
 from ala_encoder.models import Classifier, MaskedLM
 from ala_encoder.settings.data import CorpusSettings
 from ala_encoder.settings.experiment import TrainingRun
-from ala_encoder.settings.loader import dump, flatten
+from ala_encoder.settings.loader import dump, flatten, read_plain
 from ala_encoder.tokenizer import Tokenizer
 from ala_encoder.tracking import NullLog, RunInfo, RunLog, null_log
 from ala_encoder.training import Outcome
@@ -61,6 +61,10 @@ def open_run(
     """
     engines.start()
     folder = settings.output / name
+    refusal = ranks.broadcast(_refusal(folder, settings) if ranks.is_main() else None)
+    if refusal is not None:
+        engines.stop()
+        raise UserError(refusal)
     if ranks.is_main():
         _make_folder(folder, settings)
     ranks.barrier()
@@ -90,6 +94,29 @@ def open_run(
             yield Run(folder, log)
     finally:
         engines.stop()
+
+
+_HARMLESS = ("tracking", "output", "name", "train.stop_after", "train.from_scratch",
+             "train.log_every", "train.save_every", "train.keep_checkpoints", "train.num_workers")
+"""Settings that may differ from those of a finished run, since they change no weight."""
+
+
+def _refusal(folder: Path, settings: TrainingRun) -> str | None:
+    """Say why a finished run must not be started again with these settings, or None.
+
+    It would find nothing left to train, and old weights would carry the new settings' name.
+    """
+    if settings.train.from_scratch or not (folder / "export" / "export.json").exists():
+        return None
+    old = flatten(read_plain(folder / "settings.yaml"))
+    new = flatten(settings.model_dump(mode="json"))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key) and not key.startswith(_HARMLESS):
+            return (
+                f"{folder} is finished with {key} = {old.get(key)!r}, now {new.get(key)!r}: choose "
+                "another `name`, or set train.from_scratch=true (the old run is kept aside)"
+            )
+    return None
 
 
 def _make_folder(folder: Path, settings: TrainingRun) -> None:

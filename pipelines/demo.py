@@ -5,7 +5,9 @@ Needs nothing: the texts come out of package archives, or are generated when the
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -90,7 +92,10 @@ def _free_port() -> int:
 
 def _run(command: list[str]) -> None:
     print(f"$ {shlex.join(command)}", flush=True)
-    code = subprocess.run(command, check=False).returncode
+    environment = dict(os.environ)
+    if shutil.which("nvidia-smi") is None:
+        environment.setdefault("DS_ACCELERATOR", "cpu")  # or the launcher warns at every start
+    code = subprocess.run(command, check=False, env=environment).returncode
     if code:
         raise RunStopped(f"the command above ended with exit code {code}")
 

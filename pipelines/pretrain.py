@@ -31,7 +31,10 @@ def main(settings: PretrainRun) -> None:
         raise UserError(f"tokenizer.path = {settings.tokenizer.path}: run train_tokenizer first")
     tokenizer = Tokenizer.load(settings.tokenizer.path)
     tokens = corpus.open_tokens(
-        settings.data.path, tokenizer, corpus.find_source(settings.data), verify=ranks.is_main()
+        settings.data.path,
+        tokenizer,
+        corpus.find_source(settings.data, ranks.say),
+        verify=ranks.is_main(),
     )
     manifest = corpus.read_manifest(settings.data.path)
     train = training_blocks(tokens["train"], settings.data, tokenizer, settings.seed)

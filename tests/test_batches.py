@@ -1,4 +1,4 @@
-"""Plans and pieces: one order of the data, whatever ranks, workers, splits and resumes there are."""
+"""Plans and pieces: one order of the data, whatever ranks, workers, splits and resumes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from ala_encoder.settings.train import BatchSplit, TrainSettings, split_batch
 from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, Tokenizer
 
 WORLDS = range(1, 9)
+# more workers than this machine has cores are meant here
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -138,7 +140,7 @@ def test_the_order_never_changes() -> None:
 
 @pytest.mark.parametrize("size", [30, 1000])
 def test_the_order_by_length_equals_a_loop(size: int) -> None:
-    """Chunks of 50 batches in keyed order, sorted by (length, place), cut, the full ones shuffled."""
+    """Chunks of 50 batches in keyed order, sorted by length, cut, the full ones shuffled."""
     lengths, batch, seed, epoch = ragged(size, 1), 4, 9, 2
     keyed = sorted(range(size), key=lambda i: int(keyed_bits(seed, 0, epoch, i)))
     by_length: list[int] = []
@@ -362,17 +364,18 @@ def test_r25_the_gradient_of_a_step_does_not_depend_on_its_split(
     ).double()  # fmt: skip
     plan = Plan(3, len(examples), 8)
     for number in range(2):  # the second is the tail of the epoch, 4 blocks
-        whole, expected = gradient(model, examples, plan, number, 1, 8, 1)
-        total, found = gradient(model, examples, plan, number, world, micro, accumulation)
+        whole, expected = gradient(model, examples, plan, number, (1, 8, 1))
+        total, found = gradient(model, examples, plan, number, (world, micro, accumulation))
         assert total == pytest.approx(whole, rel=1e-6)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-9, msg=name)
 
 
 def gradient(
-    model: MaskedLM, examples: MaskedBlocks, plan: Plan, number: int, world: int, micro: int,
-    accumulation: int,
-) -> tuple[float, dict[str, torch.Tensor]]:  # fmt: skip
+    model: MaskedLM, examples: MaskedBlocks, plan: Plan, number: int, cut: tuple[int, int, int]
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return loss and gradients of one step, summed over (world, micro, accumulation)."""
+    world, micro, accumulation = cut
     model.zero_grad()
     total, calls = 0.0, []
     for rank in range(world):
@@ -387,6 +390,6 @@ def gradient(
                 model(**{k: v for k, v in inputs.items() if k != "labels"}), inputs["labels"]
             )
             (loss / step.count).backward()
-            total += float(loss) / step.count
+            total += float(loss.detach()) / step.count
     assert set(calls) == {accumulation}
     return total, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}

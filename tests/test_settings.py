@@ -591,12 +591,13 @@ def test_what_is_dumped_loads_as_an_equal_object(
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_shipped_settings_file_loads_and_dumps(path: Path, tmp_path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    is_task = "task:" in text
-    overrides = []
-    if "variant:" not in text:  # a base, or a file that starts from an export
-        overrides = ["init=runs/x"] if is_task else ["variant=x"]
-    cls = FinetuneRun if is_task else Architecture if "encoder_decoder" in text else PretrainRun
+    data = loader.read_plain(path)
+    cls: Any = PretrainRun
+    overrides = [] if "variant" in data else ["variant=x"]  # a file that others have as their base
+    if "task" in data.get("data", {}):
+        cls, overrides = FinetuneRun, [] if "model" in data else ["init=runs/x"]
+    elif data["model"]["family"] == "encoder_decoder":
+        cls = Architecture
     settings = loader.load(path, overrides, cls)
     loader.dump(settings, tmp_path / "again.yaml")
     assert loader.load(tmp_path / "again.yaml", [], cls) == settings

@@ -70,6 +70,11 @@ def dump(settings: BaseModel, path: Path) -> None:
         yaml.dump(json.loads(settings.model_dump_json()), file)
 
 
+def read_plain(path: Path) -> dict[str, Any]:
+    """Return a settings file as plain data, its `base:` merged in; raises UserError as `load`."""
+    return _read_file(path, seen=())
+
+
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
     """Return nested maps and lists as {dotted path: leaf}, for tables and MLflow parameters."""
     pairs: Iterator[tuple[str, Any]]
