@@ -1,3 +1,3 @@
-"""Transformer encoders whose attention is local by design: masks, shared Q/K heads, distance bias."""
+"""Encoders whose attention is local by design: masks, shared Q/K heads, distance bias."""
 
 __version__ = "0.1.0"

@@ -46,7 +46,8 @@ def save(engine: Engine, folder: Path, step: int, state: dict[str, Any]) -> Path
             for path in sorted(aside.rglob("*"))
             if path.is_file()
         }
-        write_json(aside / "state.json", {**state, "world_size": ranks.world_size(), "files": sizes})
+        whole = {**state, "world_size": ranks.world_size(), "files": sizes}
+        write_json(aside / "state.json", whole)
         _sync(aside)
         os.replace(aside, final)
         _sync_folder(folder)

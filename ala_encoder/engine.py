@@ -195,7 +195,7 @@ def choose_precision(settings: EngineSettings) -> str:
     if settings.precision == "auto":
         return "bf16" if has_cuda and torch.cuda.is_bf16_supported() else "float32"
     if settings.precision == "fp16" and not has_cuda:
-        raise UserError("engine.precision = 'fp16': needs a CUDA device; allowed here: float32, bf16")
+        raise UserError("engine.precision = 'fp16': needs CUDA; allowed here: float32, bf16")
     return settings.precision
 
 

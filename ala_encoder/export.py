@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -51,7 +52,7 @@ class Card(Section):
     """Name of the data set in tables; says so when it was generated."""
     labels: tuple[str, ...] = ()
     parameters: dict[str, int]
-    scores: dict[str, float | None] = {}
+    scores: dict[str, float | None] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def find(path: Path) -> Path:
     for folder in (path, path / "export"):
         if (folder / "export.json").is_file():
             return folder
-    near = nearest(path.name, [p.name for p in path.parent.glob("*")] if path.parent.exists() else [])
+    near = nearest(path.name, [neighbour.name for neighbour in path.parent.glob("*")])
     raise UserError(f"{path}: no export there (export.json){near}")
 
 
@@ -118,7 +119,8 @@ def read(path: Path) -> Export:
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size != card.vocab_size:
         raise UserError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, the model {card.vocab_size}"
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, the model "
+            f"{card.vocab_size}"
         )
     try:
         state = load_file(folder / WEIGHTS)
@@ -143,7 +145,9 @@ def readme(card: Card) -> str:
     scores = [f"| {name} | {value} |" for name, value in card.scores.items()]
     attention = card.encoder.layout or "a head table"
     biases = ", ".join(bias.kind for bias in card.encoder.biases) or "none"
-    task = f"task {card.data.task}" if isinstance(card.data, TaskSettings) else "masked language model"
+    task = "masked language model"
+    if isinstance(card.data, TaskSettings):
+        task = f"task {card.data.task}"
     lines = [
         f"# {card.run_name}",
         "",

@@ -68,16 +68,17 @@ def parse_head(cell: str) -> Head:
     takes_k = match is not None and match["kind"] in ("prev", "next", "band")
     if match is None or takes_k != (match["k"] is not None):
         word = re.sub(r"[0-9#].*", "", cell)
+        near = "" if word in _PREDICATES else nearest(word, _PREDICATES)
         raise UserError(
             f"head {cell!r}: allowed are full, identity, prevK, nextK, bandK (K = 1, 2, …), "
-            f"each with an optional #group{nearest(word, _PREDICATES) if word not in _PREDICATES else ''}"
+            f"each with an optional #group{near}"
         )
     return Head(match["kind"], int(match["k"] or 0), match["group"])
 
 
 @dataclass(frozen=True)
 class GroupBlock:
-    """Q/K groups that exactly the same layers use, so that one projection computes them together."""
+    """Q/K groups that exactly the same layers use: one projection computes them together."""
 
     layers: tuple[int, ...]
     num_groups: int
@@ -229,7 +230,8 @@ def named_layout(name: str, num_layers: int, num_heads: int) -> HeadTable:
         return HeadTable.parse([["full"] * num_heads] * num_layers)
     if name not in LAYOUTS:
         allowed = ["full", *LAYOUTS]
-        raise UserError(f"layout {name!r}: allowed are {', '.join(allowed)}{nearest(name, allowed)}")
+        near = nearest(name, allowed)
+        raise UserError(f"layout {name!r}: allowed are {', '.join(allowed)}{near}")
     table = HeadTable.parse(LAYOUTS[name])
     if (table.num_layers, table.num_heads) != (num_layers, num_heads):
         raise UserError(

@@ -53,7 +53,7 @@ class State:
     """Everything the loop carries from step to step; stored in every checkpoint as JSON."""
 
     step: int = 0
-    position: Position = Position()
+    position: Position = field(default_factory=Position)
     skipped: int = 0
     """Steps whose gradient was not finite, or whose batch had no target."""
     skipped_in_a_row: int = 0

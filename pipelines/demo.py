@@ -41,7 +41,7 @@ def main(settings: DemoRun) -> None:
     say("1/4  A WordPiece tokenizer and token arrays from running text.")
     _python("train_tokenizer", first)
     _python("prepare_data", first)
-    say(f"2/4  Pretraining: {len(VARIANTS)} runs of the deepspeed launcher, {settings.ranks} ranks.")
+    say(f"2/4  Pretraining: {len(VARIANTS)} starts of DeepSpeed's launcher, {settings.ranks} ranks.")
     for variant in VARIANTS:
         _launch(settings.ranks, "pretrain", configs / f"{variant}.yaml", output, *steps)
     say("3/4  Fine-tuning each on rated snippets of movie reviews.")

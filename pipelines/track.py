@@ -1,4 +1,4 @@
-"""Send MLflow what it missed of a run: replay the run folder's metrics.jsonl, without duplicates."""
+"""Send MLflow what it missed of a run: replay its metrics.jsonl, without duplicates."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class AttentionSettings(Section):
     """Attention of one stack. Give `layout` or `heads`, not both; neither means `layout: full`."""
 
     layout: str | None = None
-    """A named layout: full, a … l, bert_full, bert_band2, bert_band6, bert_band6_tied144/132/120."""
+    """A named layout: full, a … l, bert_full, bert_band2, bert_band6, bert_band6_tied132, …"""
     heads: tuple[tuple[str, ...], ...] | None = None
     """The table itself: rows = layers, cells = full, identity, prevK, nextK, bandK, with #group."""
     mask_operator: Literal["post_softmax", "pre_softmax"] = "post_softmax"
