@@ -31,11 +31,14 @@ def save(engine: Engine, folder: Path, step: int, state: dict[str, Any]) -> Path
     state: whatever the loop needs besides weights, optimizer and random state, as plain JSON.
     """
     final = folder / f"step_{step:07d}"
-    if final.is_dir():
+    word = uuid.uuid4().hex[:8]
+    if ranks.broadcast(_is_complete(final)):
         return final
-    aside = folder / f"{final.name}.tmp-{ranks.broadcast(uuid.uuid4().hex[:8])}"
+    aside = folder / f"{final.name}.tmp-{ranks.broadcast(word)}"
     if ranks.is_main():
         aside.mkdir(parents=True)
+        if final.exists():  # damaged: the run fell back to an older one and came here again
+            os.replace(final, folder / f"{final.name}.tmp-old-{word}")
     ranks.barrier()
     engine.save(aside)
     torch.save(engine.random_state(), aside / f"random_{ranks.rank():05d}.pt")
@@ -69,20 +72,15 @@ def newest(folder: Path) -> Path | None:
 
     Raises UserError when folders are there but none is complete: a run never silently starts anew.
     """
-    return ranks.broadcast(_newest(folder) if ranks.is_main() else None)  # type: ignore[no-any-return]
-
-
-def _newest(folder: Path) -> Path | None:
-    found = steps(folder)
-    for step in reversed(found):
-        if (path := found[step]) and _is_complete(path):
-            return path
-    if found:
+    found = steps(folder) if ranks.is_main() else {}
+    complete = next((path for path in reversed(found.values()) if _is_complete(path)), None)
+    path, count = ranks.broadcast((complete, len(found)))
+    if count and path is None:
         raise UserError(
-            f"{folder}: none of {len(found)} checkpoints is complete; repair them, or start again "
+            f"{folder}: none of {count} checkpoints is complete; repair them, or start again "
             "with train.from_scratch=true"
         )
-    return None
+    return path  # type: ignore[no-any-return]
 
 
 def steps(folder: Path) -> dict[int, Path]:
@@ -121,7 +119,7 @@ def _is_complete(folder: Path) -> bool:
     try:
         sizes: dict[str, int] = read_json(folder / "state.json")["files"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (UserError, KeyError, OSError):
+    except (UserError, KeyError, AttributeError, OSError):
         return False
 
 

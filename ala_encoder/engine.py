@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from ala_encoder import optim, ranks
@@ -68,6 +69,10 @@ class Engine:
                 optimizer=_optimizer(model, run),
                 config=copy.deepcopy(self.config),
             )[0]
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise UserError(f"deepspeed: {key}: {first['msg']} ({error.title})") from error
         except (deepspeed.DeepSpeedConfigError, ValueError, TypeError) as error:
             raise UserError(f"deepspeed: {str(error).splitlines()[0]}") from error
 
@@ -138,21 +143,39 @@ class Engine:
         from deepspeed.utils import safe_get_full_fp32_param
 
         state: dict[str, Tensor] = {}
+        kept = self._masters()
         for name, parameter in self.module.named_parameters():
-            master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+            master = kept.get(parameter)
+            if master is None and parameter.requires_grad:
+                master = safe_get_full_fp32_param(parameter)
             value = parameter if master is None else master
             if ranks.is_main():
                 state[name] = value.detach().float().cpu().reshape(_full_shape(parameter)).clone()
         return state
+
+    def _masters(self) -> dict[nn.Parameter, Tensor]:
+        """Return the masters that DeepSpeed's accessor does not know: bf16 and fp16 at ZeRO 0."""
+        optimizer = self._engine.optimizer
+        if not hasattr(optimizer, "fp32_groups"):
+            return {}
+        pairs = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+        return {p: master for low, full in pairs for p, master in zip(low, full, strict=True)}
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer state of all ranks into `folder`; call it on all ranks."""
         self._engine.save_checkpoint(str(folder), tag="deepspeed", save_latest=False)
 
     def load(self, folder: Path) -> None:
-        """Read back what `save` wrote, at the same world size and ZeRO stage."""
+        """Read back what `save` wrote, at the same world size, precision and ZeRO stage.
+
+        The optimizer's hyperparameters stay those of this run's settings.
+        """
+        groups = self._engine.optimizer.param_groups
+        own = [{key: group[key] for key in ("betas", "eps", "weight_decay")} for group in groups]
         loaded, _ = self._engine.load_checkpoint(str(folder), tag="deepspeed")
         assert loaded is not None, f"DeepSpeed found nothing in {folder}"
+        for group, values in zip(self._engine.optimizer.param_groups, own, strict=True):
+            group.update(values)
 
     def random_state(self) -> dict[str, Tensor]:
         """Return this rank's generator states as plain tensors."""
@@ -296,8 +319,7 @@ def _shared_memory(*, needed: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "ala_build.lock").open("w") as ours:
         fcntl.flock(ours, fcntl.LOCK_EX)
-        for stale in folder.glob("**/lock"):
-            stale.unlink()
+        _clear_stale_locks(folder)
         if not list(folder.glob(f"**/{_SHM}*.so")):
             print("building DeepSpeed's shared-memory collectives, once, about a minute …",
                   file=sys.stderr, flush=True)
@@ -309,6 +331,12 @@ def _shared_memory(*, needed: bool) -> None:
             print(f"cannot build DeepSpeed's shared-memory collectives ({reason}); "
                   "going on with gloo alone, slower", file=sys.stderr, flush=True)
             deepspeed.ops.__compatible_ops__[_SHM] = False
+
+
+def _clear_stale_locks(folder: Path) -> None:
+    """Delete the lock files of builds that were killed; only for whoever holds our own lock."""
+    for stale in folder.glob("**/lock"):
+        stale.unlink()
 
 
 @contextlib.contextmanager

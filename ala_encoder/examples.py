@@ -20,7 +20,6 @@ from ala_encoder.objectives import IGNORE, Corruption, check_labels, pad
 from ala_encoder.settings.data import CorpusSettings, TaskSettings
 from ala_encoder.tokenizer import Tokenizer
 
-
 _FIXED_SEED = 0
 
 

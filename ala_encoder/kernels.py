@@ -118,11 +118,17 @@ def sdpa(
     visible: Tensor | None = None,
     groups: Sequence[int] | None = None,
 ) -> Tensor:
-    """Compute the same with PyTorch's fused kernel; shapes as `dense`, returns [B, H, Q, d]."""
+    """Compute the same with PyTorch's fused kernel; shapes as `dense`, returns [B, H, Q, d].
+
+    The kernel wants a bias in the dtype of q, and bf16 cannot tell distances apart (it keeps 513
+    of 1,024), so in half precision a bias takes all of it to float32.
+    """
     if groups is not None:
         q, k = q[:, list(groups)], k[:, list(groups)]
     mask, empty = combine(bias, visible)
+    given = q.dtype
     if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(q.dtype)
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        mask = mask.to(torch.promote_types(given, torch.float32))
+        q, k, v = (t.to(mask.dtype) for t in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).to(given)
     return mixed if empty is None else mixed.masked_fill(empty, 0.0)

@@ -167,6 +167,9 @@ def _commit() -> str | None:
     return answer.stdout.strip() or None
 
 
+_DATA_KEYS = ("length", "mask_probability", "mask_selection", "max_train_examples")
+
+
 def identity(settings: TrainingRun, tokenizer: Tokenizer, data_sha256: str) -> dict[str, Any]:
     """Return what must not change between a checkpoint and its resume: order, data and model."""
     whole = settings.model_dump(mode="json")
@@ -175,7 +178,8 @@ def identity(settings: TrainingRun, tokenizer: Tokenizer, data_sha256: str) -> d
         **{key: value for key, value in whole.items() if key in kept},
         "train.batch_size": settings.train.batch_size,
         "engine.zero_stage": settings.engine.zero_stage,
-        "data.length": whole["data"]["length"],
+        "engine.precision": engines.choose_precision(settings.engine),
+        **{f"data.{key}": whole["data"][key] for key in _DATA_KEYS if key in whole["data"]},
         "tokenizer": tokenizer.fingerprint,
         "data": data_sha256,
     }

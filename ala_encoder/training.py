@@ -7,7 +7,8 @@ comes in (`engine`), folders of checkpoints (`checkpoint`).
 
 from __future__ import annotations
 
-import json
+import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from ala_encoder import checkpoint, ranks
 from ala_encoder.batches import Examples, Plan, Position, StepBatch, step_batches
 from ala_encoder.engine import Engine, Update
 from ala_encoder.errors import RunStopped, UserError
-from ala_encoder.files import write_aside
+from ala_encoder.files import read_json, write_aside
 from ala_encoder.metrics import is_better
 from ala_encoder.objectives import cross_entropy
 from ala_encoder.optim import learning_rate
@@ -63,7 +64,12 @@ class State:
     scores: dict[str, float | None] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the state for a checkpoint; a score that is not finite becomes None."""
+        scores = {
+            name: None if value is None or not math.isfinite(value) else value
+            for name, value in self.scores.items()
+        }
+        return {**asdict(self), "scores": scores}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> State:
@@ -128,7 +134,8 @@ class Loop:
         finished = self.state.step >= self.total
         self.evaluate_if(finished)
         self.save()
-        return Outcome(self.state, finished, self._best_path() if self.state.best_step else None)
+        best = self.state.best_step
+        return Outcome(self.state, finished, None if best is None else self._best_path(best))
 
     def _step(self, batch: StepBatch) -> None:
         loss_sum, update = self._train(batch) if batch.count else (0.0, None)
@@ -187,20 +194,26 @@ class Loop:
         newest = None if self.train.from_scratch else checkpoint.newest(self.checkpoints)
         if newest is None:
             return
-        saved = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+        saved = read_json(newest / "state.json")
         checkpoint.check_resumable(saved, dict(self.goal.identity), newest)
         saved = checkpoint.load(self.engine, newest)
         self.state = State.from_json(saved["loop"])
+        self.window.loss_sum, self.window.count = saved["windows"][ranks.rank()]
         if ranks.is_main():
             print(f"resuming {newest} at step {self.state.step}", file=sys.stderr, flush=True)
 
     def save(self) -> None:
         """Write a checkpoint and delete the oldest ones."""
         began = time.perf_counter()
-        state = {"loop": self.state.as_json(), "identity": dict(self.goal.identity)}
+        state = {
+            "loop": self.state.as_json(),
+            "identity": dict(self.goal.identity),
+            "windows": ranks.gather((self.window.loss_sum, self.window.count)),
+        }
         checkpoint.save(self.engine, self.checkpoints, self.state.step, state)
         if ranks.is_main():
             checkpoint.rotate(self.checkpoints, self.train.keep_checkpoints)
+            self._rotate_best()
         ranks.barrier()
         self.window.leave_out(time.perf_counter() - began)
 
@@ -218,11 +231,22 @@ class Loop:
             self.state.best_score, self.state.best_step = score, self.state.step
             weights = self.engine.full_state()
             if ranks.is_main():
-                write_aside(self._best_path(), lambda aside: save_file(weights, aside))
+                path = self._best_path(self.state.step)
+                write_aside(path, lambda aside: save_file(weights, aside))
         self.window.leave_out(time.perf_counter() - began)
 
-    def _best_path(self) -> Path:
-        return self.folder / "best.safetensors"
+    def _best_path(self, step: int) -> Path:
+        return self.folder / f"best_{step:07d}.safetensors"
+
+    def _rotate_best(self) -> None:
+        """Keep the best weights that a checkpoint refers to: a resume may go back to any of them."""
+        kept = {self.state.best_step}
+        for path in checkpoint.steps(self.checkpoints).values():
+            with contextlib.suppress(UserError, KeyError):  # a damaged one is never resumed
+                kept.add(read_json(path / "state.json")["loop"]["best_step"])
+        for path in self.folder.glob("best_*.safetensors"):
+            if all(step is None or path != self._best_path(step) for step in kept):
+                path.unlink()
 
     def _log(self, update: Update) -> None:
         rate = learning_rate(self.state.step, self.run.optim, self.total)

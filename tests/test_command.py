@@ -112,6 +112,12 @@ def test_r30_a_mistake_is_one_line_on_stderr_and_exit_code_2(
         assert part in line
 
 
+def test_a_flag_is_never_guessed_from_its_first_letters(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "--jso" in refused(capsys, [str(config), "--jso"], json_flag=True)
+
+
 def test_a_mistake_without_a_file_is_one_line_too(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -295,6 +295,17 @@ def test_b18_changed_text_is_refused_whatever_its_size(
         assert f"{split}.txt has changed since" in line
 
 
+def test_b18_another_size_is_refused_even_at_the_same_time(tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "a b\n")
+    prepare(folder, found, tokenizer(), say=silent)
+    file = found.files["train"][0]
+    before = file.stat()
+    file.write_text("a b c\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    line = refusal(open_tokens, folder, tokenizer(), found)
+    assert "train.txt has changed since" in line
+
+
 def _in_order(call: Any, found: Source, *, last: bool = False) -> Any:
     """`prepare` takes (source, tokenizer), `open_tokens` the other way round."""
     return tokenizer() if (call is open_tokens) != last else found

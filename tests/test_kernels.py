@@ -272,4 +272,18 @@ def test_dropout_drops_weights_and_keeps_their_mean() -> None:
 def test_auto_takes_sdpa_wherever_it_can_compute_the_table(settings: Any, path: str) -> None:
     attention = AttentionSettings.model_validate(settings)
     table: HeadTable = head_table(attention, 1, 2)
-    assert kernels.choose_path(attention, table) == path
+    assert kernels.choose_path(attention, table.rows[0]) == path
+
+
+def test_e05_a_bias_keeps_far_distances_apart_in_bf16() -> None:
+    """With equal keys the weights are the softmax of the bias, worked out here in float64."""
+    length, slope = 24, 2.0**-3
+    q = torch.zeros(1, 1, 1, DIM, dtype=torch.bfloat16)
+    k = torch.zeros(1, 1, length, DIM, dtype=torch.bfloat16)
+    bias = -slope * torch.arange(1000, 1000 + length, dtype=torch.float32)[None, None, None]
+    values = torch.eye(length, dtype=torch.bfloat16)[None, None]
+    expected = bias[0, 0, 0].double().softmax(-1)
+    out = kernels.sdpa(q, k, values, bias=bias)[0, 0, 0].double()
+    torch.testing.assert_close(out, expected, rtol=2**-7, atol=0.0)
+    rounded = bias.to(torch.bfloat16)[0, 0, 0].double().softmax(-1)
+    assert ((rounded / expected - 1).abs() > 0.1).any(), "a bias in bf16 would have failed this"

@@ -60,7 +60,7 @@ KNOWN_KEYS = frozenset(
     seq_parallel_communication_data_type steps_per_print tensor_parallel tensorboard timers
     torch_autocast train_batch_size train_micro_batch_size_per_gpu
     use_data_before_expert_parallelism wall_clock_breakdown wandb weight_quantization
-    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization""".split()
+    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization""".split()  # noqa: SIM905
 )
 """DeepSpeed 0.19's other top-level keys; it ignores any more, so they are refused here."""
 

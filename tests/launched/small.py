@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ala_encoder import ranks
+from ala_encoder import ranks, runs
+from ala_encoder.batches import Examples
 from ala_encoder.engine import Engine
 from ala_encoder.evaluation import masked_lm_scores
-from ala_encoder.examples import MaskedBlocks, training_blocks, validation_blocks
+from ala_encoder.examples import training_blocks, validation_blocks
 from ala_encoder.generated import generated_text
 from ala_encoder.models import MaskedLM
 from ala_encoder.settings.experiment import PretrainRun
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.train import split_batch
 from ala_encoder.tokenizer import Tokenizer
-from ala_encoder.tracking import EVENTS, RunInfo, RunLog, null_log
-from ala_encoder.training import Goal, Loop
+from ala_encoder.tracking import EVENTS, NullLog, RunInfo, RunLog, null_log
+from ala_encoder.training import Goal, Loop, Outcome
 
 SETTINGS: dict[str, Any] = {
     "variant": "small",
@@ -30,21 +32,30 @@ SETTINGS: dict[str, Any] = {
         "max_length": 32, "dropout": 0.0,
     },
     "encoder": {
-        "heads": [["band2#a", "prev1#a", "full#a", "full"]] * 2 + [["full", "band2", "full#b", "full#b"]],
+        "heads": [
+            ["band2#a", "prev1#a", "full#a", "full"],
+            ["band2#a", "prev1#a", "full#a", "full"],
+            ["full", "band2", "full#b", "full#b"],
+        ],
         "biases": [{"kind": "gated_distbias"}],
     },
     "tokenizer": {"path": "unused"},
     "data": {"path": "unused", "source": {"kind": "embedded"}, "length": 32},
     "optim": {"learning_rate": 3e-3, "warmup_steps": 3},
     "train": {"steps": 20, "batch_size": 15, "micro_batch_size": 4, "log_every": 1},
-}
+}  # fmt: skip
+VALIDATION = 300
+"""Tokens at the front that are held out."""
 
 
-def settings(**sections: dict[str, Any]) -> PretrainRun:
+def settings(**sections: Any) -> PretrainRun:
     """Return the small run's settings with some keys of some sections changed."""
-    data = {key: dict(value) if isinstance(value, dict) else value for key, value in SETTINGS.items()}
+    data = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in SETTINGS.items()
+    }
     for name, changes in sections.items():
-        data[name] = {**data.get(name, {}), **changes}
+        changed = {**data.get(name, {}), **changes} if isinstance(changes, dict) else changes
+        data[name] = changed
     return check(data, PretrainRun)
 
 
@@ -53,48 +64,59 @@ def text() -> list[str]:
     return [paragraph for document in generated_text(1, 12) for paragraph in document]
 
 
-def data(folder: Path) -> tuple[Tokenizer, np.ndarray]:
+def data(home: Path) -> tuple[Tokenizer, NDArray[np.uint16]]:
     """Train a tokenizer on the text (on rank 0) and return it with the tokens."""
-    if ranks.is_main() and not (folder / "tokenizer").exists():
-        (folder / "text.txt").write_text("\n".join(text()), encoding="utf-8")
-        Tokenizer.train([folder / "text.txt"], vocab_size=300).save(folder / "tokenizer")
+    if ranks.is_main() and not (home / "tokenizer").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "text.txt").write_text("\n".join(text()), encoding="utf-8")
+        Tokenizer.train([home / "text.txt"], vocab_size=300).save(home / "tokenizer")
     ranks.barrier()
-    tokenizer = Tokenizer.load(folder / "tokenizer")
+    tokenizer = Tokenizer.load(home / "tokenizer")
     tokens = np.array([t for row in tokenizer.encode_batch(text()) for t in row], dtype=np.uint16)
     return tokenizer, tokens
 
 
-def loop(
-    run: PretrainRun,
-    folder: Path,
-    name: str,
-    change: Callable[[MaskedBlocks], MaskedBlocks] = lambda blocks: blocks,
-) -> Loop:
-    """Return a loop that is ready to `fit`, logging to folder/name/metrics.jsonl."""
-    tokenizer, tokens = data(folder)
+def model(run: PretrainRun, vocab_size: int) -> MaskedLM:
+    """Return the model with the weights its seed gives."""
     torch.manual_seed(run.seed)
+    return MaskedLM(run.model, run.encoder, vocab_size)
+
+
+def loop(run: PretrainRun, folder: Path, home: Path, examples: Examples | None = None) -> Loop:
+    """Return a loop that is ready to `fit`, logging to folder/metrics.jsonl."""
+    tokenizer, tokens = data(home)
     split = split_batch(run.train, ranks.world_size())
-    engine = Engine(MaskedLM(run.model, run.encoder, tokenizer.vocab_size), run, split)
-    valid = validation_blocks(tokens[:300], run.data, tokenizer)
+    engine = Engine(model(run, tokenizer.vocab_size), run, split)
+    valid = validation_blocks(tokens[:VALIDATION], run.data, tokenizer)
     goal = Goal(
-        examples=change(training_blocks(tokens[300:], run.data, tokenizer, run.seed)),
+        examples=examples
+        or training_blocks(tokens[VALIDATION:], run.data, tokenizer, run.seed),
         evaluate=lambda forward: masked_lm_scores(forward, valid, 8),
-        identity={"seed": run.seed},
+        identity=runs.identity(run, tokenizer, "text"),
     )
-    log = null_log()
+    folder.mkdir(parents=True, exist_ok=True)
+    log: RunLog | NullLog = null_log()
     if ranks.is_main():
-        log = RunLog(folder / name, RunInfo(name, "test", {}), uri=None, enabled=False)
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    return Loop(engine, goal, run, split, folder / name, log)
+        log = RunLog(folder, RunInfo(folder.name, "test", {}), uri=None, enabled=False)
+    return Loop(engine, goal, run, split, folder, log)
 
 
-def losses(folder: Path) -> dict[int, float]:
-    """Return the training loss by step of a run folder; a repeated step keeps its last value."""
-    import json
+def fit(job: Loop) -> Outcome:
+    """Fit and close the log, so that another loop can go on in the same folder."""
+    with job.log:
+        return job.fit()
 
+
+def metrics(folder: Path, name: str) -> dict[int, Any]:
+    """Return a metric by step out of a run's log; a repeated step keeps its last value."""
     found = {}
     for line in (folder / EVENTS).read_text(encoding="utf-8").splitlines():
         event = json.loads(line)
-        if event["event"] == "metrics" and "loss" in event["values"]:
-            found[event["step"]] = event["values"]["loss"]
+        if event["event"] == "metrics" and name in event["values"]:
+            found[event["step"]] = event["values"][name]
     return found
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Return the training loss by step."""
+    return metrics(folder, "loss")
