@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -171,8 +172,14 @@ def step_batches(
     """Yield the batches of consecutive steps from `start`, assembled here or by workers."""
     steps = _Steps(examples, rank, world_size, split)
     walk: Sequence[tuple[Position, Ids]] = _Walk(plan, start)  # type: ignore[assignment]
+    # A generator of its own: DataLoader draws a seed when it starts, and out of the global one that
+    # would shift dropout after every resume.
     loader: DataLoader[StepBatch] = DataLoader(
-        steps, batch_size=None, sampler=walk, num_workers=num_workers
+        steps,
+        batch_size=None,
+        sampler=walk,
+        num_workers=num_workers,
+        generator=torch.Generator(),
     )
     yield from loader
 

@@ -106,7 +106,9 @@ def find(path: Path) -> Path:
         if (folder / "export.json").is_file():
             return folder
     near = nearest(path.name, [neighbour.name for neighbour in path.parent.glob("*")])
-    raise UserError(f"{path}: no export there (export.json){near}")
+    raise UserError(
+        f"{path}: no export there (export.json), run pretrain or finetune_glue first{near}"
+    )
 
 
 def read(path: Path) -> Export:

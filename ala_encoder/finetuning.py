@@ -62,6 +62,10 @@ def start_from(settings: FinetuneRun) -> Start:
     """Read what `init` names, or take the settings' own model; raises UserError on a misfit."""
     if settings.init is None:
         assert settings.model and settings.tokenizer and settings.variant
+        if not settings.tokenizer.path.exists():
+            raise UserError(
+                f"tokenizer.path = {settings.tokenizer.path}: run train_tokenizer first"
+            )
         tokenizer = Tokenizer.load(settings.tokenizer.path)
         encoder = settings.encoder or AttentionSettings()
         return Start(settings.variant, settings.model, encoder, tokenizer)

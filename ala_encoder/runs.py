@@ -226,7 +226,7 @@ def check_export(score: float | None, trained: float | None, engine: Engine) -> 
     """Raise RunStopped when the export does not score what the trained model scored."""
     if engine.precision != "float32" or score is None or trained is None:
         return
-    if abs(score - trained) > 1e-3 * max(1.0, abs(trained)):
+    if not abs(score - trained) <= 1e-3 * max(1.0, abs(trained)):  # NaN is wrong too
         raise RunStopped(f"the export scores {score}, the trained model {trained}: it is wrong")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,9 @@ def _distributed(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     given = dict(os.environ)
     engines.start(tmp_path_factory.mktemp("cache"))
+    with warnings.catch_warnings():  # of torch's own modules, which DeepSpeed's optimizers load
+        warnings.simplefilter("ignore")
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCH_EXTENSIONS_DIR"):
         os.environ.pop(name, None)  # other tests and their subprocesses start from a clean slate
         if name in given:

@@ -85,15 +85,15 @@ def train(
     """Return the loss of each step and the final weights; `rates` are the learning rates."""
     tokenizer, tokens = small.data(home)
     model = small.model(run, tokenizer.vocab_size)
-    data = examples or training_blocks(
-        tokens[small.VALIDATION :], run.data, tokenizer, run.seed
-    )
-    walk = Plan(run.seed, len(data), run.train.batch_size, data.lengths()).walk(Position())
+    if examples is None:
+        examples = training_blocks(tokens[small.VALIDATION :], run.data, tokenizer, run.seed)
+    size, lengths = len(examples), examples.lengths()
+    walk = Plan(run.seed, size, run.train.batch_size, lengths).walk(Position())
     moments: dict[str, Any] = {}
     losses = []
     for step, (rate, (position, ids)) in enumerate(zip(rates, walk, strict=False), 1):
         model.zero_grad()
-        loss = mean_loss(model, data.collate(ids, position.epoch))
+        loss = mean_loss(model, examples.collate(ids, position.epoch))
         loss.backward()
         losses.append(float(loss.detach()))
         adamw(model, run, step, rate, moments)

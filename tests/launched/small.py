@@ -88,9 +88,10 @@ def loop(run: PretrainRun, folder: Path, home: Path, examples: Examples | None =
     split = split_batch(run.train, ranks.world_size())
     engine = Engine(model(run, tokenizer.vocab_size), run, split)
     valid = validation_blocks(tokens[:VALIDATION], run.data, tokenizer)
+    if examples is None:
+        examples = training_blocks(tokens[VALIDATION:], run.data, tokenizer, run.seed)
     goal = Goal(
-        examples=examples
-        or training_blocks(tokens[VALIDATION:], run.data, tokenizer, run.seed),
+        examples=examples,
         evaluate=lambda forward: masked_lm_scores(forward, valid, 8),
         identity=runs.identity(run, tokenizer, "text"),
     )

@@ -15,96 +15,107 @@ import torch
 from ala_encoder import engine as engines
 from ala_encoder import ranks
 from ala_encoder.errors import RunStopped
-from tests.launched.small import loop, losses, settings
+from tests.launched import small
 
 ZERO3 = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+SHARED = ("vocabulary.weight", "bank.projections.0.q_proj.weight")
+
+
+def sections(stage: int, **more: Any) -> dict[str, Any]:
+    return {"engine": {"zero_stage": stage}, "deepspeed": ZERO3 if stage == 3 else {}, **more}
 
 
 def run(folder: Path, stage: int) -> dict[str, Any]:
     """Train 20 steps whole, and again in two parts of 10; return what rank 0 saw."""
-    config = {"engine": {"zero_stage": stage}, "deepspeed": ZERO3 if stage == 3 else {}}
-    whole = loop(settings(**config), folder, f"whole{stage}")
-    outcome = whole.fit()
+    whole = small.loop(small.settings(**sections(stage)), folder / f"whole{stage}", folder)
+    outcome = small.fit(whole)
     assert outcome.finished
     assert outcome.state.step == 20
-    found: dict[str, Any] = {"partitioned": partitioned(whole.engine) if stage == 3 else None}
+    found: dict[str, Any] = {"held": ranks.gather(held(whole.engine))}
     state = whole.engine.full_state()
 
-    first = settings(**config, train={"stop_after": 10})
-    assert not loop(first, folder, f"parts{stage}").fit().finished
-    second = loop(settings(**config), folder, f"parts{stage}")
-    second.fit()
+    parts = folder / f"parts{stage}"
+    first = small.settings(**sections(stage, train={"stop_after": 10}))
+    assert not small.fit(small.loop(first, parts, folder)).finished
+    second = small.loop(small.settings(**sections(stage)), parts, folder)
+    small.fit(second)
     resumed = second.engine.full_state()
     if ranks.is_main():
-        found["losses"] = losses(folder / f"whole{stage}")
-        found["resumed"] = losses(folder / f"parts{stage}")
+        found["losses"] = small.losses(folder / f"whole{stage}")
+        found["resumed"] = small.losses(parts)
         found["same_weights"] = all(torch.equal(state[name], resumed[name]) for name in state)
         found["names"] = sorted(state)
+        found["shapes"] = {name: list(tensor.shape) for name, tensor in state.items()}
     return found
 
 
-def partitioned(engine: engines.Engine) -> dict[str, int]:
+def held(engine: engines.Engine) -> dict[str, int]:
     """Return how many elements of the shared parameters this rank holds between two steps."""
-    names = ("vocabulary.weight", "bank.projections.0.q_proj.weight")
     return {
         name: parameter.numel()
         for name, parameter in engine.module.named_parameters()
-        if name.endswith(names)
+        if name.endswith(SHARED)
     }
 
 
-
-
 def poison(folder: Path, stage: int, policy: str) -> dict[str, Any]:
-    """Make rank 1's loss NaN at step 5 and tell how the run ended and what it changed."""
-    config = {"engine": {"zero_stage": stage}, "deepspeed": ZERO3 if stage == 3 else {}}
-    job = loop(settings(**config, train={"on_nonfinite": policy}), folder, f"{policy}{stage}")
-    backward, seen = job.engine.backward, {"last": 0, "before": {}}
+    """Make rank 1's loss NaN at step 5 and tell how every rank ended and what it changed."""
+    settings = small.settings(**sections(stage, train={"on_nonfinite": policy}))
+    job = small.loop(settings, folder / f"{policy}{stage}", folder)
+    backward, step, skip = job.engine.backward, job.engine.step, job._skip
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+
+    def is_now() -> bool:
+        return job.state.step == 4 and job.state.skipped == 0
 
     def poisoned(loss: torch.Tensor, count: int, *, is_last: bool) -> None:
-        if job.state.step == 4 and ranks.rank() == 1 and is_last and job.state.skipped == 0:
+        if is_now() and ranks.rank() == 1 and is_last:
             loss = loss * float("nan")
         backward(loss, count, is_last=is_last)
 
-    job.engine.backward = poisoned  # type: ignore[method-assign]
-    skip = job._skip
-
-    def watched(batch: Any, update: Any, loss_sum: float) -> None:
-        seen["after"] = job.engine.full_state()
-        skip(batch, update, loss_sum)
-
-    step = job.engine.step
-
-    def before(rate: float) -> Any:
-        if job.state.step == 4 and job.state.skipped == 0:
-            seen["before"] = job.engine.full_state()
+    def watched_step(rate: float) -> Any:
+        if is_now():
+            before.update(job.engine.full_state())
         return step(rate)
 
-    job.engine.step = before  # type: ignore[method-assign]
-    job._skip = watched  # type: ignore[method-assign]
+    def watched_skip(batch: Any, update: Any, loss_sum: float) -> None:
+        after.update(job.engine.full_state())
+        skip(batch, update, loss_sum)
+
+    job.engine.backward = poisoned  # type: ignore[method-assign]
+    job.engine.step = watched_step  # type: ignore[method-assign]
+    job._skip = watched_skip  # type: ignore[method-assign]
     try:
-        job.fit()
+        small.fit(job)
         ended = f"finished at {job.state.step}, skipped {job.state.skipped}"
     except RunStopped as error:
         ended = str(error)
-    same = all(torch.equal(seen["before"][n], seen["after"][n]) for n in seen["before"])
-    return {"ended": ended, "same_weights": same, "steps": job.state.step}
+    same = bool(before) and all(torch.equal(before[name], after[name]) for name in before)
+    return {
+        "ended": ranks.gather(ended),
+        "steps": ranks.gather(job.state.step),
+        "same_weights": same,  # rank 0's, which has them all
+    }
+
+
+def offload(folder: Path) -> None:
+    """ZeRO-2 with the optimizer offloaded and activations recomputed."""
+    engine = {"zero_stage": 2, "offload_optimizer": "cpu", "activation_checkpointing": True}
+    small.fit(small.loop(small.settings(engine=engine), folder / "offloaded", folder))
 
 
 def main(folder: Path) -> None:
-    engines.start(folder / "cache")
+    engines.start()
     found: dict[str, Any] = {"world_size": ranks.world_size(), "stages": {}, "poisoned": {}}
     for stage in (0, 1, 2, 3):
         found["stages"][stage] = run(folder, stage)
         found["poisoned"][f"stop{stage}"] = poison(folder, stage, "stop")
-    found["poisoned"]["skip0"] = poison(folder, 0, "skip")
-    offloaded = loop(
-        settings(engine={"zero_stage": 2, "offload_optimizer": "cpu", "activation_checkpointing": True}),
-        folder, "offloaded",
-    )
-    offloaded.fit()
+    for stage in (0, 2):
+        found["poisoned"][f"skip{stage}"] = poison(folder, stage, "skip")
+    offload(folder)
     if ranks.is_main():
-        found["offloaded"] = losses(folder / "offloaded")
+        found["offloaded"] = small.losses(folder / "offloaded")
         (folder / "zero.json").write_text(json.dumps(found), encoding="utf-8")
     engines.stop()
 

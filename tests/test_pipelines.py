@@ -1,0 +1,319 @@
+"""Every config that is shipped, every command that is documented, and what a mistake looks like."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from ala_encoder import command
+from ala_encoder.errors import UserError
+from ala_encoder.settings.experiment import Architecture, FinetuneRun, PretrainRun
+from ala_encoder.settings.loader import dump, load
+from pipelines.__main__ import main as ala
+from pipelines.__main__ import names
+from tests.launched import small
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs"
+SHIPPED = sorted(
+    str(path.relative_to(CONFIGS))
+    for path in CONFIGS.rglob("*.yaml")
+    if path.parent.name != "common"
+)
+FINETUNED = [name for name in SHIPPED if name.startswith("glue/") or name == "demo/finetune.yaml"]
+SCRATCH = ["small/sst2_scratch.yaml"]
+TRANSLATION = [name for name in SHIPPED if name.startswith("nmt/")]
+PRETRAINED = [name for name in SHIPPED if name not in {*FINETUNED, *SCRATCH, *TRANSLATION}]
+
+ATTENTION = {
+    # Transformer-base, Q+K+V+O without biases: Pande et al., derived from their rows
+    **{f"nmt/wmt14_en_de_{row}.yaml": 6_291_456 for row in "abcdef"},
+    "nmt/wmt14_en_de_g.yaml": 5_505_024,
+    "nmt/wmt14_en_de_h.yaml": 4_718_592,
+    "nmt/wmt14_en_de_i.yaml": 3_932_160,
+    "nmt/wmt14_en_de_j.yaml": 3_538_944,
+    "nmt/wmt14_en_de_k.yaml": 4_784_128,
+    "nmt/wmt14_en_de_l.yaml": 3_211_264,
+    # BERT-base with biases
+    **{f"bert/base{row}.yaml": 28_348_416 for row in ("", "_band2", "_band6")},
+    "bert/base_band6_tied144.yaml": 14_272_640,
+    "bert/base_band6_tied132.yaml": 15_453_824,
+    "bert/base_band6_tied120.yaml": 16_635_008,
+}
+
+
+@pytest.fixture
+def invoke(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs a pipeline as `python -m` does: (exit code, stdout, stderr)."""
+
+    def run(name: str, *words: object) -> tuple[int, str, str]:
+        module = f"pipelines.{name}"
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.setattr(sys, "argv", [module, *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_module(module, run_name="__main__", alter_sys=False)
+        assert isinstance(end.value.code, int)
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
+
+    return run
+
+
+# ---- the shipped configs
+
+
+def test_every_config_is_of_a_known_kind() -> None:
+    assert len(SHIPPED) == len(PRETRAINED) + len(FINETUNED) + len(SCRATCH) + len(TRANSLATION)
+    assert {name.split("/")[0] for name in PRETRAINED} == {"bert", "demo", "small"}
+    assert {"demo/full.yaml", "demo/band6_tied.yaml", "demo/gated_distbias.yaml",
+            "small/books.yaml"} < set(PRETRAINED)  # fmt: skip
+    assert len(TRANSLATION) == 12
+    assert set(ATTENTION) <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_a_pretraining_config_loads(name: str, tmp_path: Path) -> None:
+    settings = load(CONFIGS / name, [], PretrainRun)
+    assert settings.run_name == f"{settings.variant}-mlm-1337"
+    dump(settings, tmp_path / "settings.yaml")
+    assert load(tmp_path / "settings.yaml", [], PretrainRun) == settings
+
+
+@pytest.mark.parametrize("name", FINETUNED)
+def test_a_finetuning_config_wants_an_export_and_nothing_else(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give `init`"):
+        load(CONFIGS / name, [], FinetuneRun)
+    settings = load(CONFIGS / name, ["init=runs/full-mlm-1337"], FinetuneRun)
+    assert settings.init == Path("runs/full-mlm-1337")
+    dump(settings, tmp_path / "settings.yaml")
+    assert load(tmp_path / "settings.yaml", [], FinetuneRun) == settings
+
+
+@pytest.mark.parametrize("name", SCRATCH)
+def test_a_config_without_pretraining_loads_as_it_is(name: str) -> None:
+    settings = load(CONFIGS / name, [], FinetuneRun)
+    assert settings.init is None
+    assert settings.model is not None
+
+
+@pytest.mark.parametrize("name", [*TRANSLATION, *PRETRAINED, *SCRATCH])
+def test_params_counts_a_config_and_states_the_sources_numbers(
+    name: str, invoke: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = invoke("params", CONFIGS / name, "--json")
+    assert (code, err) == (0, "")
+    counts = json.loads(out)
+    assert counts["total"] > counts["encoder_attention"] > 0
+    if name in ATTENTION:
+        assert counts["encoder_attention"] == ATTENTION[name]
+    if name.startswith("bert/"):
+        apart = counts["encoder_with_pooler"] - counts["encoder_attention"]
+        assert apart == 109_482_240 - 28_348_416
+    _, text, _ = invoke("params", CONFIGS / name)
+    assert f"{counts['encoder_attention']:,}" in text
+
+
+def test_the_variants_of_the_demo_differ_in_attention_alone() -> None:
+    full, *others = (
+        load(CONFIGS / "demo" / f"{name}.yaml", [], PretrainRun).model_dump(mode="json")
+        for name in ("full", "band6_tied", "gated_distbias")
+    )
+    for other in others:
+        differ = {key for key in full if full[key] != other[key]}
+        assert differ == {"variant", "encoder"}
+
+
+# ---- the command lines
+
+
+def signature(name: str) -> tuple[type[BaseModel], dict[str, Any]]:
+    """Return the settings class and the options with which a pipeline calls `command.run`."""
+    module = importlib.import_module(f"pipelines.{name}")
+    assert module.__file__ is not None
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    (call,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run"
+    )
+    assert isinstance(call.args[1], ast.Name)
+    options = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+    return getattr(module, call.args[1].id), options
+
+
+@pytest.mark.parametrize("name", names())
+def test_help_names_every_setting(
+    name: str, invoke: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = invoke(name, "--help")
+    assert (code, err) == (0, "")
+    cls, options = signature(name)
+    for field in cls.model_fields:
+        assert re.search(rf"^  {field} ", out, re.MULTILINE), field
+    if "train" in cls.model_fields and cls is not Architecture:
+        assert "train.batch_size" in out
+    assert ("--json" in out) == bool(options.get("json_flag"))
+
+
+def documented() -> list[str]:
+    """Return the commands in the README's shell blocks that start a pipeline."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if re.match(r"(python -m|deepspeed .*--module) pipelines\.", line)]
+
+
+def test_the_readme_has_commands() -> None:
+    assert len(documented()) >= 5
+
+
+@pytest.mark.parametrize("line", documented())
+def test_a_command_of_the_readme_is_accepted(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(line, comments=True)
+    place = next(i for i, word in enumerate(words) if word.startswith("pipelines."))
+    cls, options = signature(words[place].removeprefix("pipelines."))
+    code = command.run(lambda *_: None, cls, "", argv=words[place + 1 :], **options)
+    assert code == 0
+
+
+# ---- ala
+
+
+def run_ala(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["ala", *words])
+    with pytest.raises(SystemExit) as end:
+        ala()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_ala_lists_the_pipelines(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_ala(monkeypatch, *words) == 0
+    out = capsys.readouterr().out
+    files = sorted(p.stem for p in (ROOT / "pipelines").glob("*.py") if p.stem[0] != "_")
+    assert names() == files
+    for name in files:
+        assert re.search(rf"^  {name} +\S", out, re.MULTILINE)
+
+
+def test_ala_tells_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_ala(monkeypatch, "pretrian") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("error: no pipeline 'pretrian': allowed are compare, demo,")
+    assert "did you mean 'pretrain'?" in err
+
+
+def test_ala_runs_a_pipeline_with_its_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "pipelines.params", raising=False)
+    assert run_ala(monkeypatch, "params", str(CONFIGS / "demo" / "full.yaml"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["encoder_attention"] == 198_144
+
+
+# ---- what was not made yet
+
+
+@pytest.fixture
+def tokenizer(home: Path) -> Path:
+    return home / "tokenizer"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> list[str]:
+    """Overrides that name a little text."""
+    for split, lines in (("train", small.text()[:40]), ("valid", small.text()[40:50])):
+        (tmp_path / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
+    source = {
+        "kind": "files",
+        "train": [str(tmp_path / "train.txt")],
+        "valid": [str(tmp_path / "valid.txt")],
+    }
+    return [f"data.source={json.dumps(source)}"]
+
+
+DEMO, SST2 = CONFIGS / "demo" / "full.yaml", CONFIGS / "glue" / "sst2.yaml"
+NOT_MADE: dict[str, tuple[list[object], str]] = {
+    "pretrain: tokenizer": (["pretrain", DEMO, "tokenizer.path=GONE"], "run train_tokenizer first"),
+    "pretrain: corpus": (
+        ["pretrain", DEMO, "tokenizer.path=TOKENIZER", "data.path=GONE"], "run prepare_data first"
+    ),
+    "prepare_data: tokenizer": (
+        ["prepare_data", DEMO, "tokenizer.path=GONE"], "run train_tokenizer first"
+    ),
+    "finetune: export": (["finetune_glue", SST2, "init=GONE"], "run pretrain or finetune_glue first"),
+    "finetune: tokenizer": (
+        ["finetune_glue", CONFIGS / "small" / "sst2_scratch.yaml", "tokenizer.path=GONE"],
+        "run train_tokenizer first",
+    ),
+    "evaluate: export": (["evaluate", "GONE"], "run pretrain or finetune_glue first"),
+    "compare: run": (["compare", "GONE"], "there is no such folder"),
+    "track: run": (["track", "GONE"], "name a run folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOT_MADE)
+def test_what_is_missing_is_one_line_that_says_what_to_run_first(
+    case: str,
+    invoke: Callable[..., tuple[int, str, str]],
+    tokenizer: Path,
+    text: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (name, *words), told = NOT_MADE[case]
+    gone = str(tmp_path / "nowhere")
+    given = [str(w).replace("GONE", gone).replace("TOKENIZER", str(tokenizer)) for w in words]
+    if name in ("pretrain", "prepare_data"):
+        given += text
+    code, out, err = invoke(str(name), *given)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    assert gone in err
+    assert told in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("optim.lerning_rate=1", "did you mean 'optim.learning_rate'?"),
+        ("train.batch_size=many", "train.batch_size"),
+        ("engine.zero_stage=4", "engine.zero_stage"),
+        ("train.micro_batch_size=3 train.gradient_accumulation_steps=4", "x 1 ranks = 12"),
+        ("deepspeed.optimizer.type=Adam", "set optim instead"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_before_anything_starts(
+    override: str, told: str, invoke: Callable[..., tuple[int, str, str]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    code, out, err = invoke("pretrain", DEMO, *override.split())
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert told in err
+    assert list(tmp_path.iterdir()) == []
