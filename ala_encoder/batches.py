@@ -125,6 +125,11 @@ def pieces(ids: Ids, rank: int, world_size: int, split: BatchSplit) -> list[Ids]
     return [ids[start : start + split.micro] for start in starts]
 
 
+def model_inputs(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:
+    """Return what a model's `forward` takes, on its device; `labels` are the loss's."""
+    return {name: tensor.to(device) for name, tensor in inputs.items() if name != "labels"}
+
+
 @dataclass(frozen=True)
 class StepBatch:
     """One optimizer step's data, as one rank sees it."""

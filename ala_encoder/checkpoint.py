@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +102,14 @@ def check_resumable(state: dict[str, Any], identity: dict[str, Any], folder: Pat
             )
 
 
-def rotate(folder: Path, keep: int, protected: Collection[int] = ()) -> None:
-    """Delete all but the `keep` newest complete checkpoints and the protected steps; on rank 0."""
+def rotate(folder: Path, keep: int) -> None:
+    """Delete all but the `keep` newest complete checkpoints; on rank 0."""
     complete = [step for step, path in steps(folder).items() if _is_complete(path)]
     for step in complete[:-keep]:
-        if step not in protected:
-            doomed = folder / f"step_{step:07d}"
-            os.replace(doomed, doomed.with_name(f"{doomed.name}.tmp-old"))
-            shutil.rmtree(doomed.with_name(f"{doomed.name}.tmp-old"))
+        doomed = folder / f"step_{step:07d}"
+        aside = doomed.with_name(f"{doomed.name}.tmp-old")
+        os.replace(doomed, aside)
+        shutil.rmtree(aside)
     for leftover in folder.glob("step_*.tmp-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 

@@ -50,14 +50,20 @@ def run(
         else:
             main(settings)
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        _tell("error", error)
         return 2
     except RunStopped as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"stopped: {' '.join(str(error).split())}", file=sys.stderr)
+        _tell("stopped", error)
         return 1
     return 0
+
+
+def _tell(what: str, error: Exception) -> None:
+    """Print one line, on one rank of each machine: most mistakes are noticed by all alike."""
+    rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
+    if rank == "0" or local_rank == "0":
+        where = "" if rank == "0" else f"rank {rank}: "
+        print(f"{where}{what}: {' '.join(str(error).split())}", file=sys.stderr)
 
 
 def _parse(

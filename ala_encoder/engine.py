@@ -30,7 +30,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from ala_encoder import optim, ranks
-from ala_encoder.errors import UserError
+from ala_encoder.batches import model_inputs
+from ala_encoder.errors import RunStopped, UserError
 from ala_encoder.settings.engine import EngineSettings
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.train import BatchSplit
@@ -64,17 +65,18 @@ class Engine:
         self._is_plain = run.engine.zero_stage == 0 and self.precision == "float32"
         self._device = device()
         try:
-            self._engine = deepspeed.initialize(
-                model=model.to(self._device),
-                optimizer=_optimizer(model, run),
-                config=copy.deepcopy(self.config),
-            )[0]
+            deepspeed.DeepSpeedConfig(copy.deepcopy(self.config))
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
             raise UserError(f"deepspeed: {key}: {first['msg']} ({error.title})") from error
         except (deepspeed.DeepSpeedConfigError, ValueError, TypeError) as error:
-            raise UserError(f"deepspeed: {str(error).splitlines()[0]}") from error
+            raise UserError(f"deepspeed: {' '.join(str(error).split())}") from error
+        self._engine = deepspeed.initialize(
+            model=model.to(self._device),
+            optimizer=_optimizer(model, run),
+            config=copy.deepcopy(self.config),
+        )[0]
 
     @property
     def module(self) -> nn.Module:
@@ -83,12 +85,7 @@ class Engine:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the model's logits; tensors are moved to the device, `labels` stay behind."""
-        moved = {
-            name: tensor.to(self._device, non_blocking=True)
-            for name, tensor in inputs.items()
-            if name != "labels"
-        }
-        logits: Tensor = self._engine(**moved)
+        logits: Tensor = self._engine(**model_inputs(inputs, self._device))
         return logits
 
     def train(self) -> None:
@@ -110,15 +107,20 @@ class Engine:
             group["lr"] = learning_rate
         if self._is_plain:
             return self._step_plain()
-        self._engine.step()
-        overflow = bool(getattr(self._engine.optimizer, "overflow", False))
-        norm = self._engine.get_global_grad_norm()
-        scale = float(getattr(self._engine.optimizer, "cur_scale", 1.0) or 1.0)
-        return Update(
-            applied=not overflow,
-            grad_norm=float("inf") if overflow or norm is None else float(norm),
-            loss_scale=scale if self.precision == "fp16" else 1.0,
-        )
+        optimizer = self._engine.optimizer
+        scale = float(optimizer.loss_scale) if self.precision == "fp16" else 1.0
+        try:
+            self._engine.step()
+        except Exception as error:  # DeepSpeed has no narrower type for it
+            if self.precision == "fp16" and "loss scale" in str(error):
+                raise RunStopped(f"the gradient is not finite at any scale: {error}") from None
+            raise
+        if bool(getattr(optimizer, "overflow", False)):
+            return Update(False, math.inf, scale)
+        norm = float(self._engine.get_global_grad_norm())
+        # At ZeRO 0 in fp16 DeepSpeed keeps the norm of the scaled gradient.
+        is_scaled = self.precision == "fp16" and hasattr(optimizer, "fp32_groups")
+        return Update(True, norm / scale if is_scaled else norm, scale)
 
     def _step_plain(self) -> Update:
         """ZeRO 0 in float32 would apply a NaN, so the norm is taken before the update.
@@ -148,9 +150,11 @@ class Engine:
             master = kept.get(parameter)
             if master is None and parameter.requires_grad:
                 master = safe_get_full_fp32_param(parameter)
-            value = parameter if master is None else master
-            if ranks.is_main():
-                state[name] = value.detach().float().cpu().reshape(_full_shape(parameter)).clone()
+            with _gathered(parameter, needed=master is None):
+                value = parameter if master is None else master
+                if ranks.is_main():
+                    shape = getattr(parameter, "ds_shape", parameter.shape)
+                    state[name] = value.detach().float().cpu().reshape(shape).clone()
         return state
 
     def _masters(self) -> dict[nn.Parameter, Tensor]:
@@ -191,13 +195,20 @@ class Engine:
             torch.cuda.set_rng_state(states["cuda"])
 
 
-def _full_shape(parameter: nn.Parameter) -> torch.Size:
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
+def _gathered(parameter: nn.Parameter, *, needed: bool) -> contextlib.AbstractContextManager[Any]:
+    """Make a frozen parameter whole that ZeRO-3 has parted; its optimizer keeps no master of it."""
+    if not needed or not hasattr(parameter, "ds_id"):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    gathered: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
+        [parameter]
+    )
+    return gathered
 
 
 def _optimizer(model: nn.Module, run: TrainingRun) -> torch.optim.Optimizer:
-    if run.engine.offload_optimizer == "cpu" and torch.cuda.is_available():
+    if run.engine.offload_optimizer == "cpu" and has_cuda():
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         settings = run.optim
@@ -214,10 +225,12 @@ def _optimizer(model: nn.Module, run: TrainingRun) -> torch.optim.Optimizer:
 
 def choose_precision(settings: EngineSettings) -> str:
     """Return float32, bf16 or fp16; raises UserError where the device has no such arithmetic."""
-    has_cuda = torch.cuda.is_available()
+    has_bf16 = has_cuda() and torch.cuda.is_bf16_supported(including_emulation=False)
     if settings.precision == "auto":
-        return "bf16" if has_cuda and torch.cuda.is_bf16_supported() else "float32"
-    if settings.precision == "fp16" and not has_cuda:
+        return "bf16" if has_bf16 else "float32"
+    if settings.precision == "bf16" and has_cuda() and not has_bf16:
+        raise UserError("engine.precision = 'bf16': this GPU has none; allowed: float32, fp16")
+    if settings.precision == "fp16" and not has_cuda():
         raise UserError("engine.precision = 'fp16': needs CUDA; allowed here: float32, bf16")
     return settings.precision
 
@@ -231,7 +244,7 @@ def deepspeed_config(
     zero: dict[str, Any] = {"stage": run.engine.zero_stage}
     if run.engine.offload_optimizer == "cpu":
         zero["offload_optimizer"] = {"device": "cpu"}
-        config.setdefault("zero_force_ds_cpu_optimizer", torch.cuda.is_available())
+        config.setdefault("zero_force_ds_cpu_optimizer", has_cuda())
     if run.engine.offload_parameters == "cpu":
         zero["offload_param"] = {"device": "cpu"}
     own = {
@@ -259,7 +272,7 @@ def deepspeed_config(
 def start(cache: Path = Path(".cache")) -> None:
     """Bring up torch.distributed through DeepSpeed, under a launcher or in one plain process."""
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str((cache / "torch_extensions").resolve()))
-    if not torch.cuda.is_available():
+    if not has_cuda():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no other
     # DeepSpeed 0.19 uses names that torch 2.13 deprecates; no user of this project can change it.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -274,9 +287,9 @@ def start(cache: Path = Path(".cache")) -> None:
         # One process needs no port; DeepSpeed would look for mpi4py if these were not set.
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        backend = "nccl" if has_cuda() else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-    if torch.cuda.is_available():
+    if has_cuda():
         torch.cuda.set_device(ranks.local_rank())
     else:
         _shared_memory(needed=not is_alone)
@@ -284,9 +297,14 @@ def start(cache: Path = Path(".cache")) -> None:
         deepspeed.init_distributed(timeout=_COLLECTIVE_TIMEOUT, verbose=False)
 
 
+def has_cuda() -> bool:
+    """Tell whether to compute on a GPU; DS_ACCELERATOR=cpu keeps to the processor."""
+    return os.environ.get("DS_ACCELERATOR", "cuda") == "cuda" and torch.cuda.is_available()
+
+
 def device() -> torch.device:
     """Return where this rank computes."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if has_cuda() else "cpu")
 
 
 def stop() -> None:

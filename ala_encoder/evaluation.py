@@ -6,15 +6,18 @@ or on a plain model. Not for: the metrics themselves (`metrics`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ala_encoder import ranks
-from ala_encoder.batches import FIXED_EPOCH, Examples, Ids, pieces
+from ala_encoder.batches import FIXED_EPOCH, Examples, Ids, model_inputs, pieces
+from ala_encoder.files import write_json
 from ala_encoder.metrics import perplexity
 from ala_encoder.objectives import cross_entropy
 from ala_encoder.settings.train import BatchSplit
@@ -29,13 +32,15 @@ class Loss:
     count: int
 
     @property
-    def mean(self) -> float:
-        return self.total / self.count
+    def mean(self) -> float | None:
+        """None where there is no mean: no target, or a sum that is not a number."""
+        return self.total / self.count if self.count and math.isfinite(self.total) else None
 
 
 def plain(model: nn.Module) -> Forward:
     """Return a forward function for a model that is not under an engine."""
-    return lambda inputs: model(**{k: v for k, v in inputs.items() if k != "labels"})
+    where = next(model.parameters(), torch.empty(0)).device
+    return lambda inputs: model(**model_inputs(inputs, where))
 
 
 def language_model_loss(forward: Forward, examples: Examples, batch_size: int) -> Loss:
@@ -56,7 +61,7 @@ def masked_lm_scores(
     loss = language_model_loss(forward, examples, batch_size)
     return {
         "eval_loss": loss.mean,
-        "eval_perplexity": perplexity(loss.total, loss.count),
+        "eval_perplexity": None if loss.mean is None else perplexity(loss.total, loss.count),
         "eval_targets": float(loss.count),
     }
 
@@ -74,6 +79,19 @@ def classify(forward: Forward, examples: Examples, batch_size: int) -> tuple[lis
     assert [i for i, _ in everyone] == list(range(len(examples))), "each example exactly once"
     summed = ranks.all_sum([total, count])
     return [label for _, label in everyone], Loss(summed[0], int(summed[1]))
+
+
+def write_scores(
+    folder: Path,
+    task: str,
+    split: str,
+    data: str,
+    scores: Mapping[str, float | None],
+    undefined: Mapping[str, str],
+) -> None:
+    """Write folder/SPLIT.json: the scores, and for each that has no value the reason."""
+    found = {"task": task, "split": split, "data": data, "scores": dict(scores)}
+    write_json(folder / f"{split}.json", {**found, "undefined": dict(undefined)})
 
 
 def _batches(

@@ -21,6 +21,7 @@ from ala_encoder.settings.data import CorpusSettings, TaskSettings
 from ala_encoder.tokenizer import Tokenizer
 
 _FIXED_SEED = 0
+_AT_ONCE = 1 << 24  # tokens counted at once: a corpus may be larger than memory
 
 
 class MaskedBlocks:
@@ -217,6 +218,8 @@ def unigram_loss(
     train: NDArray[np.unsignedinteger[Any]], valid: MaskedBlocks, vocab_size: int
 ) -> float:
     """Return the loss in nats of a unigram model of the training text on the validation targets."""
-    counts = np.bincount(train.astype(np.int64), minlength=vocab_size)
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for first in range(0, len(train), _AT_ONCE):
+        counts += np.bincount(train[first : first + _AT_ONCE], minlength=vocab_size)
     counts[list(valid.corruption.special_ids)] = 0  # never a target
     return Unigram(counts).loss(valid.target_tokens(FIXED_EPOCH))

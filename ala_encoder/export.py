@@ -93,9 +93,11 @@ def write(folder: Path, card: Card, tokenizer: Tokenizer, state: Mapping[str, Te
         write_json(aside / "export.json", card.model_dump(mode="json"))
         write_text(aside / "README.md", readme(card))
         aside.chmod(0o755)
+        old = aside.with_name(f"{aside.name}.old")
         if folder.exists():
-            shutil.rmtree(folder)
+            os.replace(folder, old)
         os.replace(aside, folder)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from ala_encoder import export, glue, metrics, ranks
 from ala_encoder.errors import UserError
-from ala_encoder.evaluation import Forward, classify
+from ala_encoder.evaluation import Forward, classify, write_scores
 from ala_encoder.examples import LabelledSentences
-from ala_encoder.files import write_json
 from ala_encoder.models import Classifier
 from ala_encoder.runs import Run
 from ala_encoder.settings.attention import AttentionSettings
@@ -98,8 +97,7 @@ class TaskData:
     @property
     def digest(self) -> str:
         """SHA-256 over the training rows and labels."""
-        rows = json.dumps([self.train.rows, self.train.labels])
-        return hashlib.sha256(rows.encode("utf-8")).hexdigest()
+        return _digest(self.train)
 
     def splits(self, *names: str) -> list[str]:
         """Return those of `names` that the data has."""
@@ -125,10 +123,12 @@ class TaskData:
             server = Path(self.task.server_file)
             path = folder / f"{server.stem}-{split}{server.suffix}"
             glue.write_predictions(path, self.task, part.ids, predicted)
-            found = {"task": self.task.name, "split": split, "source": part.source,
-                     "scores": scores, "undefined": reasons}
-            write_json(folder / f"{split}.json", found)
+            write_scores(folder, self.task.name, split, self.name, scores, reasons)
         return scores
+
+
+def _digest(part: LabelledSentences) -> str:
+    return hashlib.sha256(json.dumps([part.rows, part.labels]).encode("utf-8")).hexdigest()
 
 
 def read(
@@ -191,6 +191,7 @@ def log_data(run: Run, data: TaskData) -> None:
     for note in data.notes:
         ranks.say(note)
     for split, part in data.parts.items():
-        context = {"train": "training", "dev": "validation", "test": "test"}[split]
+        context = {"train": "training", "dev": "evaluation", "test": "test"}[split]
         profile = {"examples": len(part), "credit": data.credit}
-        run.log.dataset(data.name, part.source, data.digest[:16], profile, context)
+        # a digest of its own: MLflow takes equal ones for one input and keeps the first use only
+        run.log.dataset(data.name, part.source, _digest(part)[:16], profile, context)

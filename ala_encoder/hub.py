@@ -1,8 +1,7 @@
 """Weights and configurations of Hugging Face BERT, in and out.
 
 For: one declarative map from our parameter names to those of `transformers`, used by import, export
-and the parity tests alike; starting a fine-tuning from any BERT checkpoint. Not for: the project's
-own exports (`checkpoint`), tokenizers (`tokenizer`).
+and the parity tests alike. Not for: the project's own exports (`export`), tokenizers (`tokenizer`).
 
 The only place that knows Hugging Face classes. What a plain BERT cannot express (pre-norm, local
 masks, distance biases) is refused: it would load there and answer wrongly without a word.

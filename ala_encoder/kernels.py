@@ -4,8 +4,8 @@ For: softmax(scale · q k^T + bias, hidden keys out) · keep, times v. `dense` i
 hands out the weights; `sdpa` is PyTorch's fused kernel, without anything of size T x T when there
 is no bias. Not for: projections or deciding what a head sees (`attention`).
 
-One rule everywhere: a row with nothing to see gives exactly 0 with finite gradients, and what is
-hidden never leaks, not even a NaN.
+One rule everywhere: a row with nothing to see gives exactly 0 with finite gradients, and padding
+never leaks, not even a NaN (`attention` empties it).
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def dense(
     without renormalising (Pande et al.). Heads of one group share one map: it is computed once
     unless biases differ by head. Returns [B, H, Q, d] and the weights [B, H, Q, K], `keep` applied.
     """
-    scores = (q @ k.transpose(-2, -1)).float() * q.shape[-1] ** -0.5
+    # Scaled before the product, which fp16 could not hold otherwise.
+    scores = (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).float()
     if bias is not None and groups is not None:
         scores, groups = scores[:, list(groups)], None
     mask, empty = combine(bias, visible)

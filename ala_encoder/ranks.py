@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 from ala_encoder.errors import UserError
+
+Result = TypeVar("Result")
 
 
 def _read(name: str, default: int) -> int:
@@ -66,6 +68,23 @@ def barrier() -> None:
 
     if _initialized():
         dist.barrier()
+
+
+def on_main(work: Callable[[], Result]) -> Result:
+    """Run `work` on rank 0 and return its result, or raise its exception, on every rank.
+
+    So no rank waits in a collective for one that has already failed. The result must pickle.
+    """
+    result, error = None, None
+    if is_main():
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+    result, error = broadcast((result, error))
+    if error is not None:
+        raise error
+    return cast("Result", result)
 
 
 def all_sum(values: Sequence[float]) -> list[float]:

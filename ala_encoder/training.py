@@ -8,6 +8,7 @@ comes in (`engine`), folders of checkpoints (`checkpoint`).
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import sys
 import time
@@ -28,11 +29,12 @@ from ala_encoder.files import read_json, write_aside
 from ala_encoder.metrics import is_better
 from ala_encoder.objectives import cross_entropy
 from ala_encoder.optim import learning_rate
-from ala_encoder.tracking import NullLog, RunLog
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.train import BatchSplit
+from ala_encoder.tracking import NullLog, RunLog
 
 _SKIPS_IN_A_ROW = 3
+_RESCALES_IN_A_ROW = 32
 Scores = Mapping[str, float | None]
 
 
@@ -60,6 +62,8 @@ class State:
     skipped_in_a_row: int = 0
     best_score: float | None = None
     best_step: int | None = None
+    best_loss: float | None = None
+    """eval_loss of the best weights, which their export must score again."""
     evaluated_step: int = -1
     scores: dict[str, float | None] = field(default_factory=dict)
 
@@ -142,17 +146,16 @@ class Loop:
         self.state.position = self.plan.after(batch.position)
         if update is None or not update.applied:
             self._skip(batch, update, loss_sum)
-            return
-        self.state.step += 1
-        self.state.skipped_in_a_row = 0
-        self.window.add(loss_sum, batch)
-        step, train = self.state.step, self.train
-        if step % train.log_every == 0 or step == self.total:
-            self._log(update)
-        epoch_ended = self.state.position.index == 0
-        every = train.eval_every
-        self.evaluate_if(step % every == 0 if every else epoch_ended and train.epochs is not None)
-        if train.save_every and step % train.save_every == 0:
+        else:
+            self.state.step += 1
+            self.state.skipped_in_a_row = 0
+            self.window.add(loss_sum, batch)
+            if self.state.step % self.train.log_every == 0 or self.state.step == self.total:
+                self._log(update)
+        step, every, save_every = self.state.step, self.train.eval_every, self.train.save_every
+        epoch_ended = self.state.position.index == 0 and self.train.epochs is not None
+        self.evaluate_if(step % every == 0 if every else epoch_ended)
+        if save_every and step and step % save_every == 0:
             self.save()
 
     def _train(self, batch: StepBatch) -> tuple[float, Update]:
@@ -175,12 +178,13 @@ class Loop:
             return  # no target anywhere in the batch
         self.state.skipped_in_a_row += 1
         self.log.metrics({"skipped_steps": self.state.skipped}, self.state.step + 1)
-        rescaled = self.engine.precision == "fp16" and update.loss_scale > 1.0
-        allowed = rescaled or (
-            self.train.on_nonfinite == "skip" and self.state.skipped_in_a_row <= _SKIPS_IN_A_ROW
-        )
-        if not allowed:
-            bad = [rank for rank, loss in enumerate(ranks.gather(loss_sum)) if loss - loss != 0]
+        losses = ranks.gather(loss_sum)
+        # fp16 finds its scale by overflowing; only a loss that is itself finite can be helped so.
+        rescales = self.engine.precision == "fp16" and all(map(math.isfinite, losses))
+        most = _RESCALES_IN_A_ROW if rescales else _SKIPS_IN_A_ROW
+        may_skip = rescales or self.train.on_nonfinite == "skip"
+        if not may_skip or self.state.skipped_in_a_row > most:
+            bad = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
             ids = ", ".join(map(str, batch.ids[:20])) + (" …" if len(batch.ids) > 20 else "")
             raise RunStopped(
                 f"step {self.state.step + 1}: the gradient is not finite; no weight was changed. "
@@ -190,7 +194,15 @@ class Loop:
     # -- around it ---------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Take up the newest checkpoint, if there is one and the settings do not forbid it."""
+        """Take up the newest checkpoint, if there is one and the settings do not forbid it.
+
+        Raises UserError when the ranks do not hold the same data, tokenizer and settings: they
+        would follow different plans.
+        """
+        known = ranks.gather(json.dumps(dict(self.goal.identity), sort_keys=True, default=str))
+        if len(set(known)) > 1:
+            odd = next(rank for rank, identity in enumerate(known) if identity != known[0])
+            raise UserError(f"rank {odd} has other data, tokenizer or settings than rank 0")
         newest = None if self.train.from_scratch else checkpoint.newest(self.checkpoints)
         if newest is None:
             return
@@ -211,10 +223,7 @@ class Loop:
             "windows": ranks.gather((self.window.loss_sum, self.window.count)),
         }
         checkpoint.save(self.engine, self.checkpoints, self.state.step, state)
-        if ranks.is_main():
-            checkpoint.rotate(self.checkpoints, self.train.keep_checkpoints)
-            self._rotate_best()
-        ranks.barrier()
+        ranks.on_main(self._rotate)
         self.window.leave_out(time.perf_counter() - began)
 
     def evaluate_if(self, wanted: bool) -> None:
@@ -229,17 +238,17 @@ class Loop:
         score = scores.get(self.goal.best_metric or "")
         if self.state.step and is_better(score, self.state.best_score, self.goal.best_mode):
             self.state.best_score, self.state.best_step = score, self.state.step
-            weights = self.engine.full_state()
-            if ranks.is_main():
-                path = self._best_path(self.state.step)
-                write_aside(path, lambda aside: save_file(weights, aside))
+            self.state.best_loss = scores.get("eval_loss")
+            weights, path = self.engine.full_state(), self._best_path(self.state.step)
+            ranks.on_main(lambda: write_aside(path, lambda aside: save_file(weights, aside)))
         self.window.leave_out(time.perf_counter() - began)
 
     def _best_path(self, step: int) -> Path:
         return self.folder / f"best_{step:07d}.safetensors"
 
-    def _rotate_best(self) -> None:
-        """Keep the best weights that a checkpoint refers to: a resume may go back to any of them."""
+    def _rotate(self) -> None:
+        """Delete old checkpoints, and best weights to which no checkpoint could go back."""
+        checkpoint.rotate(self.checkpoints, self.train.keep_checkpoints)
         kept = {self.state.best_step}
         for path in checkpoint.steps(self.checkpoints).values():
             with contextlib.suppress(UserError, KeyError):  # a damaged one is never resumed
@@ -319,6 +328,11 @@ def fit(
 
     Raises RunStopped when a gradient is not finite and the policy is to stop.
     """
-    if total_steps(run, len(goal.examples)) < 1:
-        raise UserError("train: no step to make")
+    total = total_steps(run, len(goal.examples))
+    if total < 1:
+        raise UserError("train: no step to make, there is no example")
+    if run.optim.warmup_steps > total:
+        raise UserError(
+            f"optim.warmup_steps = {run.optim.warmup_steps}: the run has only {total} steps"
+        )
     return Loop(engine, goal, run, split, folder, log).fit()

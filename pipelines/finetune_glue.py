@@ -66,7 +66,7 @@ def main(settings: FinetuneRun) -> None:
         scores: dict[str, float | None] = {}
         for part in data.splits("dev", "test"):
             scores |= data.scores(evaluation.plain(model), part, batch_size, job.folder / "eval")
-        runs.check_export(scores[best], outcome.state.best_score, engine)
+        runs.check_export(scores["eval_loss"], outcome.state.best_loss, engine)
         runs.finish(job, card, scores)
 
 

@@ -73,7 +73,9 @@ def main(settings: PretrainRun) -> None:
         model = runs.write_export(job, engine, outcome, card, tokenizer)
         scores = evaluation.masked_lm_scores(evaluation.plain(model), valid, batch_size)
         runs.check_export(scores["eval_loss"], outcome.state.scores["eval_loss"], engine)
-        scores["eval_unigram_loss"] = unigram_loss(tokens["train"], valid, tokenizer.vocab_size)
+        if ranks.is_main():
+            floor = unigram_loss(tokens["train"], valid, tokenizer.vocab_size)
+            scores["eval_unigram_loss"] = floor
         runs.finish(job, card, scores)
 
 

@@ -50,7 +50,9 @@ class Ragged:
         inputs = pad([row.tolist() for row in rows], 0)
         width = inputs.shape[1]
         places = [row * width + k for row, (_, n) in enumerate(chosen) for k in range(n)]
-        labels = [int(token) for tokens, (_, n) in zip(rows, chosen, strict=True) for token in tokens[:n]]
+        labels = [
+            int(token) for tokens, (_, n) in zip(rows, chosen, strict=True) for token in tokens[:n]
+        ]
         return {
             "input_ids": inputs,
             "segments": (torch.arange(width) < torch.tensor([[len(row)] for row in rows])).long(),
@@ -68,7 +70,7 @@ def mean_loss(model: nn.Module, inputs: Inputs) -> Tensor:
 def gradient(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     """Return the gradient of the mean loss of one big batch."""
     model.zero_grad()
-    mean_loss(model, inputs).backward()
+    mean_loss(model, inputs).backward()  # type: ignore[no-untyped-call]
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -94,7 +96,7 @@ def train(
     for step, (rate, (position, ids)) in enumerate(zip(rates, walk, strict=False), 1):
         model.zero_grad()
         loss = mean_loss(model, examples.collate(ids, position.epoch))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
         adamw(model, run, step, rate, moments)
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -107,14 +109,15 @@ def adamw(
     optim = run.optim
     beta1, beta2 = optim.betas
     parameters = dict(model.named_parameters())
-    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters.values()))
+    grads = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    norm = math.sqrt(math.fsum(float(g.double().square().sum()) for g in grads.values()))
     scale = min(1.0, optim.clip_grad_norm / (norm + 1e-6)) if optim.clip_grad_norm else 1.0
     with torch.no_grad():
-        for name, p in parameters.items():
-            g = p.grad * scale
+        for name, grad in grads.items():
+            p, g = parameters[name], grad * scale
             m, v = moments.get(name, (torch.zeros_like(p), torch.zeros_like(p)))
             m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
             moments[name] = m, v
             if p.ndim >= 2:
-                p -= rate * optim.weight_decay * p
-            p -= rate * (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + optim.eps)
+                p.sub_(rate * optim.weight_decay * p)
+            p.sub_(rate * (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + optim.eps))

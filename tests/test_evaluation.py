@@ -152,7 +152,7 @@ def _rank(rank: int, world: int, store: str, answers: Any) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_r21_real_ranks_agree_with_one_process(world: int, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")  # this process may hold a process group
     answers = context.Queue()
     started = [
         context.Process(target=_rank, args=(rank, world, str(tmp_path / "store"), answers))

@@ -56,7 +56,9 @@ def folder(home: Path, tmp_path: Path) -> Path:
     run = small.settings()
     tokenizer, _ = small.data(home)
     model = small.model(run, tokenizer.vocab_size)
-    export.write(tmp_path / "run" / "export", card_of(run, tokenizer), tokenizer, model.state_dict())
+    export.write(
+        tmp_path / "run" / "export", card_of(run, tokenizer), tokenizer, model.state_dict()
+    )
     return tmp_path / "run" / "export"
 
 
@@ -96,7 +98,9 @@ def test_the_best_weights_are_exported_when_there_are_some(home: Path, tmp_path:
     save_file(best, tmp_path / "best.safetensors")
     outcome = Outcome(State(), True, tmp_path / "best.safetensors")
     card = card_of(run, tokenizer)
-    model = runs.write_export(runs.Run(tmp_path / "run", job.log), job.engine, outcome, card, tokenizer)
+    model = runs.write_export(
+        runs.Run(tmp_path / "run", job.log), job.engine, outcome, card, tokenizer
+    )
     assert all(torch.equal(tensor, best[name]) for name, tensor in model.state_dict().items())
 
 
@@ -132,7 +136,9 @@ def test_tied_projections_and_the_vocabulary_are_stored_once(folder: Path) -> No
     assert all(name.startswith(BANK) for name in groups)
     assert sum(state[name].shape[0] for name in groups) == 6 * 8
     assert sum("vocabulary" in name for name in state) == 1
-    assert not any(tensor.shape == (300, 32) for name, tensor in state.items() if "vocab" not in name)
+    assert not any(
+        tensor.shape == (300, 32) for name, tensor in state.items() if "vocab" not in name
+    )
     model = export.read(folder).build()
     assert sorted(state) == sorted(dict(model.named_parameters()))
     assert sum(t.numel() for t in state.values()) == sum(p.numel() for p in model.parameters())
@@ -221,6 +227,11 @@ def other_tokenizer(folder: Path) -> None:
         shutil.copy(path, folder)
 
 
+def no_tokenizer(folder: Path) -> None:
+    for path in [*folder.glob("*token*"), *folder.glob("vocab.txt")]:
+        path.unlink()
+
+
 def cut(folder: Path) -> None:
     path = folder / export.WEIGHTS
     path.write_bytes(path.read_bytes()[:-100])
@@ -252,8 +263,7 @@ MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
         "heads",
     ),
     "tokenizer": (other_tokenizer, "the tokenizer has 200 pieces, the model 300"),
-    "no tokenizer": (lambda f: [p.unlink() for p in f.glob("*token*")] + [
-        (f / "vocab.txt").unlink(missing_ok=True)], "tokenizer.json"),
+    "no tokenizer": (no_tokenizer, "no tokenizer.json and no vocab.txt"),
     "cut weights": (cut, "model.safetensors: cannot read the weights"),
     "garbage weights": (garbage, "model.safetensors: cannot read the weights"),
     "no weights": (lambda f: (f / export.WEIGHTS).unlink(), "cannot read the weights"),
@@ -283,7 +293,9 @@ def test_a_classifier_of_other_classes_is_refused(folder: Path) -> None:
     found = export.read(folder).card.model_copy(update={"labels": ("yes", "no")})
     with pytest.raises(UserError, match="task sst2: has the classes"):
         export.check_task(found, glue.task("sst2"))
-    export.check_task(found.model_copy(update={"labels": glue.task("sst2").labels}), glue.task("sst2"))
+    export.check_task(
+        found.model_copy(update={"labels": glue.task("sst2").labels}), glue.task("sst2")
+    )
 
 
 # ---- an export that is not the trained model
@@ -293,7 +305,9 @@ def test_a_classifier_of_other_classes_is_refused(folder: Path) -> None:
 def engine(started: None, home: Path) -> Engine:
     run = small.settings()
     tokenizer, _ = small.data(home)
-    return Engine(MaskedLM(run.model, run.encoder, tokenizer.vocab_size), run, split_batch(run.train, 1))
+    return Engine(
+        MaskedLM(run.model, run.encoder, tokenizer.vocab_size), run, split_batch(run.train, 1)
+    )
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,7 @@ def signature(name: str) -> tuple[type[BaseModel], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_help_names_every_setting(
-    name: str, invoke: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_help_names_every_setting(name: str, invoke: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = invoke(name, "--help")
     assert (code, err) == (0, "")
     cls, options = signature(name)
@@ -173,7 +171,9 @@ def documented() -> list[str]:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [line for line in lines if re.match(r"(python -m|deepspeed .*--module) pipelines\.", line)]
+    return [
+        line for line in lines if re.match(r"(python -m|deepspeed .*--module) pipelines\.", line)
+    ]
 
 
 def test_the_readme_has_commands() -> None:
@@ -262,7 +262,7 @@ NOT_MADE: dict[str, tuple[list[object], str]] = {
     "prepare_data: tokenizer": (
         ["prepare_data", DEMO, "tokenizer.path=GONE"], "run train_tokenizer first"
     ),
-    "finetune: export": (["finetune_glue", SST2, "init=GONE"], "run pretrain or finetune_glue first"),
+    "finetune: export": (["finetune_glue", SST2, "init=GONE"], "run pretrain or finetune_glue"),
     "finetune: tokenizer": (
         ["finetune_glue", CONFIGS / "small" / "sst2_scratch.yaml", "tokenizer.path=GONE"],
         "run train_tokenizer first",

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from ala_encoder import runs
-from ala_encoder.batches import Plan
+from ala_encoder.batches import Plan, StepBatch
 from ala_encoder.errors import UserError
 from ala_encoder.files import read_json
 from ala_encoder.optim import learning_rate
@@ -139,7 +139,12 @@ def test_a_run_by_epochs_sees_every_example_that_often_and_evaluates_at_each_end
     )
     job = small.loop(run, tmp_path, home, Ragged((1, 2, 3, 1, 2, 3, 1, 2, 3, 4), 300))
     step = job._step
-    job._step = lambda batch: (seen.extend(batch.ids.tolist()), step(batch))[1]  # type: ignore[method-assign]
+
+    def watched(batch: StepBatch) -> None:
+        seen.extend(batch.ids.tolist())
+        step(batch)
+
+    job._step = watched  # type: ignore[method-assign]
     small.fit(job)
     assert sorted(seen) == sorted(2 * list(range(10)))
     assert list(small.metrics(tmp_path, "eval_loss")) == [0, 3, 6]
@@ -403,18 +408,22 @@ def test_a_finished_run_is_not_taken_for_one_with_other_settings(
 ) -> None:
     folder = tmp_path / "run"
     make_folder(folder, small.settings())
-    assert runs._refusal(folder, small.settings(optim={"learning_rate": 1e-3})) is None
+    runs._refuse_relabelling(folder, small.settings(optim={"learning_rate": 1e-3}))  # unfinished
     (folder / "export").mkdir()
     (folder / "export" / "export.json").write_text("{}")
-    found = runs._refusal(folder, small.settings(**sections))
-    assert (found is None) == (told is None)
-    if told is not None:
-        assert found is not None
-        assert told in found
+    if told is None:
+        runs._refuse_relabelling(folder, small.settings(**sections))
+        return
+    with pytest.raises(UserError) as caught:
+        runs._refuse_relabelling(folder, small.settings(**sections))
+    assert told in str(caught.value)
 
 
-def test_a_run_without_a_step_to_make_is_refused(home: Path, tmp_path: Path) -> None:
-    run = small.settings(train={"steps": None, "epochs": 1}, optim={"warmup_steps": 0})
-    job = small.loop(run, tmp_path, home, Ragged((), 300))
-    with job.log, pytest.raises(UserError, match="train: no step to make"):
+def test_a_warmup_longer_than_the_epochs_is_refused(home: Path, tmp_path: Path) -> None:
+    run = small.settings(
+        train={"steps": None, "epochs": 1, "batch_size": 3, "micro_batch_size": 3},
+        optim={"warmup_steps": 4},
+    )
+    job = small.loop(run, tmp_path, home, Ragged((1,) * 9, 300))
+    with job.log, pytest.raises(UserError, match="warmup_steps = 4: the run has only 3 steps"):
         fit(job.engine, job.goal, run, job.split, tmp_path, job.log)

@@ -48,19 +48,26 @@ REFUSED_KEYS: dict[str, str] = {
     "sequence_parallel_size": "every rank takes other examples",
     "data_parallel_size": "every rank takes other examples",
     "vocabulary_size": "it is the tokenizer's and has no effect there",
+    "zero_optimization.compute_grad_norm": "a gradient that is not finite must be noticed",
+    "bf16.check_grad_overflow": "a gradient that is not finite must be noticed",
+    "torch_autocast": "the precision is engine.precision",
+    "dataloader_drop_last": "no example is dropped",
+    "data_efficiency": "the order of the data is the plan's",
+    "pipeline": "the model is not cut into stages",
+    "expert_parallel": "the model has no experts",
 }
 """DeepSpeed key → why it cannot be set: it would change what a step is, without a word."""
 
 KNOWN_KEYS = frozenset(
     """activation_checkpointing aio autotuning bf16 bfloat16 checkpoint comet comms_logger
-    communication_data_type compile csv_monitor data_efficiency data_types dataloader_drop_last
-    datastates_ckpt disable_allgather disable_python_gc dump_state expert_parallel flops_profiler
-    fp16 gradient_accumulation_steps gradient_clipping gradient_predivide_factor hybrid_engine
-    log_level memory_breakdown optimizer pipeline prescale_gradients scheduler
-    seq_parallel_communication_data_type steps_per_print tensor_parallel tensorboard timers
-    torch_autocast train_batch_size train_micro_batch_size_per_gpu
-    use_data_before_expert_parallelism wall_clock_breakdown wandb weight_quantization
-    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization""".split()  # noqa: SIM905
+    communication_data_type compile csv_monitor data_types datastates_ckpt disable_allgather
+    disable_python_gc dump_state flops_profiler fp16 gradient_accumulation_steps
+    gradient_clipping gradient_predivide_factor hybrid_engine log_level memory_breakdown
+    optimizer prescale_gradients scheduler seq_parallel_communication_data_type
+    steps_per_print tensor_parallel tensorboard timers train_batch_size
+    train_micro_batch_size_per_gpu use_data_before_expert_parallelism wall_clock_breakdown
+    wandb weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+    zero_optimization""".split()  # noqa: SIM905
 )
 """DeepSpeed 0.19's other top-level keys; it ignores any more, so they are refused here."""
 
@@ -81,9 +88,11 @@ def read_deepspeed(value: dict[str, Any] | str) -> dict[str, Any]:
                 raise UserError(f"{section} = {json.dumps(node)}: allowed is a map")
         if node.get(last) is not None:
             raise UserError(f"{key} = {json.dumps(node[last])}: set {owner} instead")
+    for key, reason in REFUSED_KEYS.items():
+        section, _, last = key.rpartition(".")
+        if last in (config.get(section, {}) if section else config):
+            raise UserError(f"{key}: cannot be set, {reason}")
     for key in config:
-        if key in REFUSED_KEYS:
-            raise UserError(f"{key}: cannot be set, {REFUSED_KEYS[key]}")
         if key not in KNOWN_KEYS:
             raise UserError(f"{key}: DeepSpeed has no such key{nearest(key, KNOWN_KEYS)}")
     return config

@@ -16,7 +16,7 @@ from ala_encoder.settings.attention import AttentionSettings, check_attention, h
 from ala_encoder.settings.base import NonNegativeInt, Section
 from ala_encoder.settings.data import CorpusSettings, TaskSettings, TokenizerSettings
 from ala_encoder.settings.engine import EngineSettings, read_deepspeed
-from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel, ModelSettings
+from ala_encoder.settings.model import EncoderModel, ModelSettings
 from ala_encoder.settings.optim import OptimSettings
 from ala_encoder.settings.tracking import TrackingSettings
 from ala_encoder.settings.train import TrainSettings
@@ -115,7 +115,7 @@ class TrainingRun(Section):
 class PretrainRun(TrainingRun):
     """Masked-language-model pretraining; `train_tokenizer` and `prepare_data` read it too."""
 
-    model: Annotated[EncoderModel, Field()]
+    model: EncoderModel
     encoder: AttentionSettings = AttentionSettings()
     tokenizer: TokenizerSettings
     data: CorpusSettings
@@ -178,7 +178,8 @@ class EvaluateRun(Section):
     """Other data than the export was made with: a prepared corpus or a folder of TSV files."""
     batch_size: Annotated[int, Field(ge=1)] = 64
     output: Path | None = None
-    """JSON file of the scores; none: eval/SPLIT.json beside the export."""
+    """Folder of SPLIT.json and predictions; none: eval/ beside the export, or eval-DATA/ for other
+    data, so that a run's own scores stay."""
 
 
 class CompareRun(Section):
@@ -211,17 +212,3 @@ class DemoRun(Section):
     """Processes the launcher starts for each training."""
     pretrain_steps: Annotated[int, Field(ge=200)] | None = None
     """None: what configs/demo says."""
-
-
-__all__ = [
-    "Architecture",
-    "CompareRun",
-    "DemoRun",
-    "EncoderDecoderModel",
-    "EvaluateRun",
-    "FinetuneRun",
-    "PretrainRun",
-    "TrackRun",
-    "TrainingRun",
-    "check_stack",
-]

@@ -1,4 +1,4 @@
-"""Settings of the three model families. The vocabulary size is not here: it is the tokenizer's."""
+"""Settings of the model families. The vocabulary size is not here: it is the tokenizer's."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class OptimSettings(Section):
     schedule: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "linear"
     warmup_steps: NonNegativeInt = 0
     final_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Learning rate at the last step over the peak (linear and cosine)."""
+    """Where linear and cosine end, one step after the last, over the peak."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.01

@@ -14,7 +14,7 @@ class TrainSettings(Section):
     steps: PositiveInt | None = None
     """Optimizer steps."""
     epochs: PositiveInt | None = None
-    """Passes over the data."""
+    """Passes over the data, counted in updates."""
     batch_size: PositiveInt
     """Examples in one optimizer step, over all ranks and accumulation steps."""
     micro_batch_size: PositiveInt | None = None
@@ -24,11 +24,12 @@ class TrainSettings(Section):
     eval_batch_size: PositiveInt = 64
     """Examples a rank evaluates at once."""
     eval_every: NonNegativeInt = 0
-    """Steps between validations; 0 means at each epoch's end (epochs) or at the end (steps)."""
+    """Steps between validations; 0 means at each epoch's end (epochs) or at the end (steps).
+    The start and the end are validated in any case."""
     save_every: NonNegativeInt = 0
     """Steps between checkpoints; 0 means one at the end."""
     keep_checkpoints: PositiveInt = 2
-    """How many of the newest checkpoints stay; the best one stays besides."""
+    """How many of the newest checkpoints stay; the best weights stay besides."""
     log_every: PositiveInt = 10
     """Steps between logged points."""
     on_nonfinite: Literal["stop", "skip"] = "stop"

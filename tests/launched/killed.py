@@ -1,8 +1,9 @@
 """A fork server: each child resumes a run and is killed at another moment of its second save.
 
-Started in a plain process with a folder; leaves killed.json there. The server has the heavy libraries
-imported but no process group, so that a fork is safe and a crash point costs a second. A crash
-point is the k-th time that Python opens, makes, renames or deletes something in the checkpoints.
+Started in a plain process with a folder; leaves killed.json there. The server has the heavy
+libraries imported but no process group, so that a fork is safe and a crash point costs a second. A
+crash point is the k-th time that Python opens, makes, renames or deletes something in the
+checkpoints.
 """
 
 from __future__ import annotations

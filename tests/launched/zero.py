@@ -59,20 +59,18 @@ def held(engine: engines.Engine) -> dict[str, int]:
 
 
 def poison(folder: Path, stage: int, policy: str) -> dict[str, Any]:
-    """Make rank 1's loss NaN at step 5 and tell how every rank ended and what it changed."""
+    """Make rank 1's logits NaN at step 5 and tell how every rank ended and what it changed."""
     settings = small.settings(**sections(stage, train={"on_nonfinite": policy}))
     job = small.loop(settings, folder / f"{policy}{stage}", folder)
-    backward, step, skip = job.engine.backward, job.engine.step, job._skip
+    step, skip = job.engine.step, job._skip
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
 
     def is_now() -> bool:
         return job.state.step == 4 and job.state.skipped == 0
 
-    def poisoned(loss: torch.Tensor, count: int, *, is_last: bool) -> None:
-        if is_now() and ranks.rank() == 1 and is_last:
-            loss = loss * float("nan")
-        backward(loss, count, is_last=is_last)
+    def poisoned(module: torch.nn.Module, inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        return logits * float("nan") if is_now() and ranks.rank() == 1 else logits
 
     def watched_step(rate: float) -> Any:
         if is_now():
@@ -83,8 +81,8 @@ def poison(folder: Path, stage: int, policy: str) -> dict[str, Any]:
         after.update(job.engine.full_state())
         skip(batch, update, loss_sum)
 
-    job.engine.backward = poisoned  # type: ignore[method-assign]
-    job.engine.step = watched_step  # type: ignore[method-assign]
+    job.engine.module.register_forward_hook(poisoned)
+    job.engine.step = watched_step  # type: ignore[method-assign,assignment]
     job._skip = watched_skip  # type: ignore[method-assign]
     try:
         small.fit(job)
