@@ -1,4 +1,4 @@
-"""Write docs/results.md from the folders of docs/results/, which `compare` made.
+"""Write docs/results.md, and the table of README.md, from the folders of docs/results/.
 
 Each folder holds report.md (and scores.png) as `python -m pipelines.compare … output=FOLDER` wrote
 them, and intro.md: what was run, when and on what. Nothing in the tables is typed by hand.
@@ -12,23 +12,33 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+HEAD = "# Results\n\nMade by `python docs/build_results.py` from the folders of docs/results/."
+START, END = "<!-- demo: made by docs/build_results.py -->", "<!-- end of demo -->"
+
+
+def tables(folder: Path) -> str:
+    """Return a folder's report without its title, headings one level down."""
+    report = (folder / "report.md").read_text(encoding="utf-8")
+    return report.removeprefix("# Comparison").strip().replace("## ", "### ")
 
 
 def section(folder: Path) -> str:
-    """Return one folder's intro and report, headings one level down, links made to fit."""
+    """Return a folder's intro and tables, with links that fit docs/results.md."""
     intro = (folder / "intro.md").read_text(encoding="utf-8").strip()
-    report = (folder / "report.md").read_text(encoding="utf-8").strip()
-    body = report.removeprefix("# Comparison").strip().replace("\n## ", "\n### ")
-    body = f"### {body[3:]}" if body.startswith("## ") else body
-    return f"{intro}\n\n{body}".replace("](scores.png)", f"](results/{folder.name}/scores.png)")
+    link = f"](results/{folder.name}/scores.png)"
+    return f"{intro}\n\n{tables(folder)}".replace("](scores.png)", link)
 
 
 def main() -> int:
-    """Join all sections in order of their folders' names."""
+    """Join all sections in order of their folders' names; put the demo's tables into README.md."""
     folders = sorted(path.parent for path in HERE.glob("results/*/intro.md"))
-    head = "# Results\n\nMade by `python docs/build_results.py` from the folders of docs/results/."
-    text = "\n\n".join([head, *(section(folder) for folder in folders)]) + "\n"
+    text = "\n\n".join([HEAD, *(section(folder) for folder in folders)]) + "\n"
     (HERE / "results.md").write_text(text, encoding="utf-8")
+    readme = HERE.parent / "README.md"
+    before, rest = readme.read_text(encoding="utf-8").split(START)
+    after = rest.split(END)[1]
+    shown = tables(folders[0]).split("\n\n![")[0]
+    readme.write_text(f"{before}{START}\n\n{shown}\n\n{END}{after}", encoding="utf-8")
     return 0
 
 

@@ -381,12 +381,9 @@ def store(work: Work) -> dict[str, dict[str, Any]]:
     """Return MLflow's own table of runs by name."""
     import mlflow
 
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(f"sqlite:///{work.folder}/mlflow.db")
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{work.folder}/mlflow.db")
         frame = mlflow.search_runs(experiment_names=["demo"])
-    finally:
-        mlflow.set_tracking_uri(before)
     return {row["tags.mlflow.runName"]: row for row in frame.to_dict("records")}
 
 
