@@ -96,9 +96,7 @@ class Attention(nn.Module):
         q, k = bank(x, self.layer)
         v = split_heads(self.v_proj(x), self.head_dim)
         keep, bias = self._masks(x)
-        given: dict[str, Any] = {
-            "bias": bias, "visible": visibility.pairs, "groups": self.groups
-        }
+        given: dict[str, Any] = {"bias": bias, "visible": visibility.pairs, "groups": self.groups}
         weights = None
         if self.path == "dense" or need_weights:
             mixed, weights = kernels.dense(

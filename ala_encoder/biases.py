@@ -60,9 +60,7 @@ class GatedDistBias(Bias):
         self, dim: int, num_heads: int, *, alpha_init: float, alpha_learnable: bool = True
     ) -> None:
         super().__init__()
-        self.distance = DistBias(
-            num_heads, alpha_init=alpha_init, alpha_learnable=alpha_learnable
-        )
+        self.distance = DistBias(num_heads, alpha_init=alpha_init, alpha_learnable=alpha_learnable)
         self.gate_proj = nn.Linear(dim, num_heads)
 
     def gate(self, x: Tensor) -> Tensor:

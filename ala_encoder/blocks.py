@@ -73,9 +73,7 @@ class Trace:
 class Stack(nn.Module):
     """The layers, and the bank of Q/K projections they share."""
 
-    def __init__(
-        self, table: HeadTable, model: EncoderModel, settings: AttentionSettings
-    ) -> None:
+    def __init__(self, table: HeadTable, model: EncoderModel, settings: AttentionSettings) -> None:
         super().__init__()
         self.bank = QKBank(table, model.dim, bias=model.attention_bias)
         self.layers = nn.ModuleList(

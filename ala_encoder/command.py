@@ -60,7 +60,8 @@ def run(
 
 def _tell(what: str, error: Exception) -> None:
     """Print one line, on one rank of each machine: most mistakes are noticed by all alike."""
-    rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
+    rank = os.environ.get("RANK", "0")
+    local_rank = os.environ.get("LOCAL_RANK", rank)
     if rank == "0" or local_rank == "0":
         where = "" if rank == "0" else f"rank {rank}: "
         print(f"{where}{what}: {' '.join(str(error).split())}", file=sys.stderr)
@@ -143,8 +144,11 @@ def _outline(cls: type[BaseModel]) -> str:
         default = "required" if field.is_required() else f"default {_short(field.default)}"
         text = (field.description or "").splitlines()
         inner = _section(field.annotation)
-        lines.append(f"  {name:<12} {text[0] if text else (inner.__doc__ or '').splitlines()[0]}"
-                     if inner else f"  {name:<12} {text[0] if text else ''} ({default})")
+        lines.append(
+            f"  {name:<12} {text[0] if text else (inner.__doc__ or '').splitlines()[0]}"
+            if inner
+            else f"  {name:<12} {text[0] if text else ''} ({default})"
+        )
         if inner is not None:
             for key, value in inner.model_fields.items():
                 about = (value.description or "").splitlines()

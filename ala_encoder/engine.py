@@ -339,15 +339,22 @@ def _shared_memory(*, needed: bool) -> None:
         fcntl.flock(ours, fcntl.LOCK_EX)
         _clear_stale_locks(folder)
         if not list(folder.glob(f"**/{_SHM}*.so")):
-            print("building DeepSpeed's shared-memory collectives, once, about a minute …",
-                  file=sys.stderr, flush=True)
+            print(
+                "building DeepSpeed's shared-memory collectives, once, about a minute …",
+                file=sys.stderr,
+                flush=True,
+            )
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
         except (RuntimeError, OSError, ImportError) as error:
             reason = str(error).strip().splitlines()[0]
-            print(f"cannot build DeepSpeed's shared-memory collectives ({reason}); "
-                  "going on with gloo alone, slower", file=sys.stderr, flush=True)
+            print(
+                f"cannot build DeepSpeed's shared-memory collectives ({reason}); "
+                "going on with gloo alone, slower",
+                file=sys.stderr,
+                flush=True,
+            )
             deepspeed.ops.__compatible_ops__[_SHM] = False
 
 

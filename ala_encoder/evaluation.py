@@ -24,6 +24,7 @@ from ala_encoder.settings.train import BatchSplit
 
 Forward = Callable[[Mapping[str, Tensor]], Tensor]
 
+
 @dataclass(frozen=True)
 class Loss:
     """A summed loss in nats and the number of targets it was taken over."""

@@ -43,7 +43,9 @@ class MaskedBlocks:
         self.tokens, self.length, self.corruption, self.name = tokens, length, corruption, name
         self.text_length = length - 2
         self.cls_id, self.sep_id, self.pad_id = (
-            tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id,
+            tokenizer.cls_id,
+            tokenizer.sep_id,
+            tokenizer.pad_id,
         )
         if name == "train" and len(tokens) < self.text_length:
             raise UserError(
@@ -141,17 +143,17 @@ class LabelledSentences:
         self.task, self.pad_id = task, tokenizer.pad_id
         self.source, self.ids, self.labels = examples.source, examples.ids, examples.labels
         first = tokenizer.encode_batch(examples.first)
-        second = [None] * len(first) if examples.second is None else tokenizer.encode_batch(
-            examples.second
+        second = (
+            [None] * len(first)
+            if examples.second is None
+            else tokenizer.encode_batch(examples.second)
         )
         special = 2 if examples.second is None else 3
         self.num_cut = sum(
             len(a) + len(b or ()) + special > data.length
             for a, b in zip(first, second, strict=True)
         )
-        self.rows = [
-            tokenizer.pair(a, b, data.length) for a, b in zip(first, second, strict=True)
-        ]
+        self.rows = [tokenizer.pair(a, b, data.length) for a, b in zip(first, second, strict=True)]
         if self.labels is not None:
             check_labels(np.asarray(self.labels, dtype=np.int64), task.num_labels)
 

@@ -96,8 +96,17 @@ def open_run(
         engines.stop()
 
 
-_HARMLESS = ("tracking", "output", "name", "train.stop_after", "train.from_scratch",
-             "train.log_every", "train.save_every", "train.keep_checkpoints", "train.num_workers")
+_HARMLESS = (
+    "tracking",
+    "output",
+    "name",
+    "train.stop_after",
+    "train.from_scratch",
+    "train.log_every",
+    "train.save_every",
+    "train.keep_checkpoints",
+    "train.num_workers",
+)
 """Settings that may differ from those of a finished run, since they change no weight."""
 
 
@@ -164,7 +173,11 @@ def _commit() -> str | None:
     try:
         answer = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--abbrev=40"],
-            cwd=here, capture_output=True, text=True, timeout=10, check=True,
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -196,9 +209,7 @@ def log_corpus(run: Run, data: CorpusSettings, manifest: Mapping[str, Any]) -> N
         record = manifest["splits"][split]
         profile = {key: value for key, value in record.items() if isinstance(value, int)}
         profile["credit"] = manifest["credit"]
-        run.log.dataset(
-            manifest["name"], str(data.path), record["sha256"][:16], profile, context
-        )
+        run.log.dataset(manifest["name"], str(data.path), record["sha256"][:16], profile, context)
 
 
 def log_engine(run: Run, engine: Engine) -> None:

@@ -282,8 +282,13 @@ class Loop:
     def _bar(self, stop: int) -> tqdm[Any]:
         seconds = 0.2 if sys.stderr.isatty() else 15.0  # a log file is not a screen
         return tqdm(
-            total=stop, initial=self.state.step, unit="step", desc=self.folder.name,
-            disable=not ranks.is_main(), mininterval=seconds, dynamic_ncols=True,
+            total=stop,
+            initial=self.state.step,
+            unit="step",
+            desc=self.folder.name,
+            disable=not ranks.is_main(),
+            mininterval=seconds,
+            dynamic_ncols=True,
         )
 
 

@@ -27,8 +27,11 @@ def main() -> None:
             print(f"  {pipeline:<16} {(module.__doc__ or '').splitlines()[0]}")
         sys.exit(0)
     if name not in names():
-        print(f"error: no pipeline {name!r}: allowed are {', '.join(names())}"
-              f"{nearest(name, names())}", file=sys.stderr)
+        print(
+            f"error: no pipeline {name!r}: allowed are {', '.join(names())}"
+            f"{nearest(name, names())}",
+            file=sys.stderr,
+        )
         sys.exit(2)
     sys.argv = [f"ala {name}", *sys.argv[2:]]
     runpy.run_module(f"pipelines.{name}", run_name="__main__", alter_sys=False)

@@ -21,8 +21,10 @@ def main(settings: PretrainRun) -> None:
     manifest = corpus.prepare(settings.data.path, source, tokenizer)
     for split, record in manifest["splits"].items():
         unknown = record["unknown"] / record["tokens"]
-        print(f"  {split}: {record['documents']:,} documents, {record['paragraphs']:,} paragraphs, "
-              f"{record['tokens']:,} tokens, {unknown:.2%} unknown")
+        print(
+            f"  {split}: {record['documents']:,} documents, {record['paragraphs']:,} paragraphs, "
+            f"{record['tokens']:,} tokens, {unknown:.2%} unknown"
+        )
 
 
 if __name__ == "__main__":

@@ -13,8 +13,11 @@ def main(settings: TrackRun) -> None:
     from ala_encoder.tracking import replay
 
     sent = replay(settings.run, settings.uri)
-    print(f"{settings.run}: {sent:,} events sent to MLflow" if sent else
-          f"{settings.run}: MLflow has everything")
+    print(
+        f"{settings.run}: {sent:,} events sent to MLflow"
+        if sent
+        else f"{settings.run}: MLflow has everything"
+    )
 
 
 if __name__ == "__main__":

@@ -29,8 +29,11 @@ def main(settings: PretrainRun) -> None:
         tokenizer.save(wanted.path)
         print(f"{wanted.path}: {tokenizer.vocab_size:,} pieces")
     for name, value in report(tokenizer, source.files["valid"]).items():
-        print(f"  {name.replace('_', ' ')}: {value:.4g}" if isinstance(value, float)
-              else f"  {name.replace('_', ' ')}: {value:,}")
+        print(
+            f"  {name.replace('_', ' ')}: {value:.4g}"
+            if isinstance(value, float)
+            else f"  {name.replace('_', ' ')}: {value:,}"
+        )
 
 
 if __name__ == "__main__":
