@@ -55,6 +55,14 @@ def run(
     except RunStopped as error:
         _tell("stopped", error)
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _tell("error", UserError(f"{error.filename}: {error.strerror}"))
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from its newest checkpoint, if any", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -27,7 +27,10 @@ def _read(name: str, default: int) -> int:
 
 def rank() -> int:
     """Return this process's number among all, from RANK; 0 without a launcher."""
-    return _read("RANK", 0)
+    number, size = _read("RANK", 0), world_size()
+    if number >= size:
+        raise UserError(f"environment variable RANK = {number}: allowed are 0 … {size - 1}")
+    return number
 
 
 def local_rank() -> int:
@@ -36,8 +39,20 @@ def local_rank() -> int:
 
 
 def world_size() -> int:
-    """Return the number of processes, from WORLD_SIZE; 1 without a launcher."""
-    return _read("WORLD_SIZE", 1)
+    """Return the number of processes, from WORLD_SIZE; 1 without a launcher.
+
+    Raises UserError for a WORLD_SIZE that came without a RANK: a lone process would train on its
+    share of each batch as if others took the rest.
+    """
+    size = _read("WORLD_SIZE", 1)
+    if size < 1:
+        raise UserError("environment variable WORLD_SIZE = 0: allowed is 1 or more")
+    if size > 1 and not os.environ.get("RANK"):
+        raise UserError(
+            f"environment variable WORLD_SIZE = {size} without RANK: unset it, or start "
+            "all ranks with a launcher"
+        )
+    return size
 
 
 def local_world_size() -> int:

@@ -32,7 +32,7 @@ from ala_encoder.settings.data import CorpusSettings
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.loader import dump, flatten, read_plain
 from ala_encoder.tokenizer import Tokenizer
-from ala_encoder.tracking import NullLog, RunInfo, RunLog, null_log
+from ala_encoder.tracking import NullLog, RunInfo, RunLog, is_open, null_log
 from ala_encoder.training import Outcome
 
 _PACKAGES = ("torch", "deepspeed", "transformers", "tokenizers", "mlflow", "numpy", "ala-encoder")
@@ -65,6 +65,8 @@ def open_run(
 
     def prepare() -> None:
         nonlocal log
+        if is_open(folder):
+            raise UserError(f"{folder}: another process is training this run")
         _refuse_relabelling(folder, settings)
         _make_folder(folder, settings)
         named = {"variant": variant, "seed": settings.seed, "model_family": "encoder", "task": task}

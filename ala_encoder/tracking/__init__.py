@@ -13,7 +13,7 @@ resuming and replaying are one code path.
 from ala_encoder.tracking.address import checked_uri, default_uri
 from ala_encoder.tracking.events import EVENTS, history
 from ala_encoder.tracking.keys import clean_key, raw_key
-from ala_encoder.tracking.mirror import replay
+from ala_encoder.tracking.mirror import is_open, replay
 from ala_encoder.tracking.runlog import NullLog, RunInfo, RunLog, null_log
 from ala_encoder.tracking.store import search
 
@@ -26,6 +26,7 @@ __all__ = [
     "clean_key",
     "default_uri",
     "history",
+    "is_open",
     "null_log",
     "raw_key",
     "replay",

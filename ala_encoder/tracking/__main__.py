@@ -41,7 +41,8 @@ class _Bell:
 
     @property
     def status(self) -> str:
-        return os.read(0, 64).decode() if self._told else "KILLED"
+        # An end of file is a death too, whether it or the new parent is noticed first.
+        return (os.read(0, 64).decode() if self._told else "") or "KILLED"
 
     @property
     def rung(self) -> bool:

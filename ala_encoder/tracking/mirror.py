@@ -295,7 +295,7 @@ def replay(folder: Path, uri: str | None = None) -> int:
         with locked(folder / LOCK, wait=False):
             mirror = Mirror(folder, store, lambda report: refused.append(report.get("refused", "")))
             sent = mirror.send()
-            if not _alive(folder / EVENTS):
+            if not is_open(folder):
                 mirror.settle("KILLED")
     except BlockingIOError as error:
         raise UserError(f"{folder}: this run is being mirrored now by its own process") from error
@@ -312,8 +312,11 @@ def _known_uri(folder: Path) -> str:
     return known if known and public_uri(default_uri()) != known else default_uri()
 
 
-def _alive(path: Path) -> bool:
-    """Return whether the process that writes this log still lives."""
+def is_open(folder: Path) -> bool:
+    """Return whether a living process writes the log of this run folder."""
+    path = folder / EVENTS
+    if not path.exists():
+        return False
     with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
