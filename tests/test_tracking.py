@@ -629,3 +629,32 @@ def test_a_password_is_neither_kept_nor_shown(tmp_path: Path) -> None:
     RunLog(tmp_path, info("secret"), uri=uri, say=said.append).close("FINISHED")
     texts = said + [path.read_text("utf-8") for path in tmp_path.iterdir()]
     assert "me:***@" in " ".join(texts) and "secret@" not in " ".join(texts)
+
+
+def test_the_end_of_the_pipe_is_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it or the new parent is noticed first must not decide the status."""
+    from ala_encoder.tracking.__main__ import _Bell
+
+    reading, writing = os.pipe()
+    kept = os.dup(0)
+    os.dup2(reading, 0)
+    try:
+        os.close(writing)
+        bell = _Bell(os.getppid())
+        bell.wait(5.0)
+        assert bell.rung
+        assert bell.status == "KILLED"
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(reading)
+
+
+def test_r16_a_run_folder_tells_whether_its_log_is_open(tmp_path: Path) -> None:
+    from ala_encoder.tracking import is_open
+
+    assert not is_open(tmp_path)
+    log = RunLog(tmp_path, info("one"), uri=None, enabled=False)
+    assert is_open(tmp_path)
+    log.close("FINISHED")
+    assert not is_open(tmp_path)
