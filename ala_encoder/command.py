@@ -61,7 +61,7 @@ def run(
         _tell("error", UserError(f"{error.filename}: {error.strerror}"))
         return 2
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from its newest checkpoint, if any", file=sys.stderr)
+        print("interrupted: started again it goes on from its newest checkpoint", file=sys.stderr)
         return 130
     return 0
 
