@@ -137,13 +137,16 @@ def _make_folder(folder: Path, settings: TrainingRun) -> None:
         os.replace(folder, kept)
         print(f"the earlier run is kept as {kept}", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
-    dump(settings, folder / "settings.yaml")
-    # What an earlier start ran on stays known: a result may stem from several.
-    path, number = folder / "environment.json", 1
-    while path.exists():
+    # What earlier starts were given stays known: a result may stem from several.
+    number = 1
+    while (folder / f"environment-{number}.json").exists():
         number += 1
-        path = folder / f"environment-{number}.json"
-    write_json(path, environment())
+    for name in ("settings.yaml", "environment.json"):
+        if (folder / name).exists():
+            stem, suffix = name.split(".")
+            os.replace(folder / name, folder / f"{stem}-{number}.{suffix}")
+    dump(settings, folder / "settings.yaml")
+    write_json(folder / "environment.json", environment())
 
 
 def environment() -> dict[str, Any]:

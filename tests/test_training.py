@@ -19,6 +19,7 @@ from ala_encoder.errors import UserError
 from ala_encoder.files import read_json
 from ala_encoder.optim import learning_rate
 from ala_encoder.settings.experiment import TrainingRun
+from ala_encoder.settings.loader import read_plain
 from ala_encoder.training import Outcome, fit, total_steps
 from tests import referee
 from tests.launched import small
@@ -427,3 +428,16 @@ def test_a_warmup_longer_than_the_epochs_is_refused(home: Path, tmp_path: Path) 
     job = small.loop(run, tmp_path, home, Ragged((1,) * 9, 300))
     with job.log, pytest.raises(UserError, match="warmup_steps = 4: the run has only 3 steps"):
         fit(job.engine, job.goal, run, job.split, tmp_path, job.log)
+
+
+def test_every_start_leaves_its_settings_and_environment(tmp_path: Path) -> None:
+    """A resume may have other settings: those that came before must not be lost."""
+    folder = tmp_path / "run"
+    for rate in (1e-3, 2e-3, 3e-3):
+        runs._make_folder(folder, small.settings(optim={"learning_rate": rate}))
+    rates = {
+        name: read_plain(folder / name)["optim"]["learning_rate"]
+        for name in ("settings-1.yaml", "settings-2.yaml", "settings.yaml")
+    }
+    assert list(rates.values()) == [1e-3, 2e-3, 3e-3]
+    assert len(list(folder.glob("environment*.json"))) == 3
