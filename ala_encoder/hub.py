@@ -9,7 +9,6 @@ masks, distance biases) is refused: it would load there and answer wrongly witho
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ala_encoder.errors import UserError
+from ala_encoder.files import read_json
 from ala_encoder.heads import HeadTable
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stack
@@ -377,14 +377,7 @@ _CONFIG = {
 
 
 def _read_config(path: Path) -> tuple[EncoderModel, int]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot read it: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: holds a {type(config).__name__}, not an object")
+    config = read_json(path)
     for key, allowed in _SUPPORTED.items():
         if (value := config.get(key, allowed[0])) not in allowed:
             raise UserError(f"{path}: {key} = {value!r}: allowed is {allowed[0]!r}")
