@@ -29,7 +29,7 @@ from tqdm import tqdm
 from ala_encoder.errors import UserError
 from ala_encoder.files import write_json
 from ala_encoder.settings.base import NonNegativeInt, PositiveInt, Section
-from ala_encoder.settings.data import CorpusSettings, TextFiles
+from ala_encoder.settings.corpus import CorpusSettings, TextFiles
 from ala_encoder.settings.loader import check
 from ala_encoder.tokenizer import Tokenizer
 

@@ -17,7 +17,8 @@ from ala_encoder.batches import FIXED_EPOCH, Ids, Inputs
 from ala_encoder.errors import UserError
 from ala_encoder.metrics import Unigram
 from ala_encoder.objectives import IGNORE, Corruption, check_labels, pad
-from ala_encoder.settings.data import CorpusSettings, TaskSettings
+from ala_encoder.settings.corpus import CorpusSettings
+from ala_encoder.settings.task import TaskSettings
 from ala_encoder.tokenizer import Tokenizer
 
 _FIXED_SEED = 0

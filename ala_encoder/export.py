@@ -26,9 +26,10 @@ from ala_encoder.files import read_json, write_json, write_text
 from ala_encoder.models import Classifier, Encoder, MaskedLM
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.base import Section
-from ala_encoder.settings.data import CorpusSettings, TaskSettings
+from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.model import EncoderModel
+from ala_encoder.settings.task import TaskSettings
 from ala_encoder.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"

@@ -19,9 +19,9 @@ from ala_encoder.examples import LabelledSentences
 from ala_encoder.models import Classifier
 from ala_encoder.runs import Run
 from ala_encoder.settings.attention import AttentionSettings
-from ala_encoder.settings.data import TaskSettings
 from ala_encoder.settings.experiment import FinetuneRun
 from ala_encoder.settings.model import EncoderModel
+from ala_encoder.settings.task import TaskSettings
 from ala_encoder.tokenizer import Tokenizer
 
 _PREFIX = {"train": "train", "dev": "eval", "test": "test"}

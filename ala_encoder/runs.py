@@ -28,7 +28,7 @@ from ala_encoder.engine import Engine
 from ala_encoder.errors import RunStopped, UserError
 from ala_encoder.files import write_json, write_text
 from ala_encoder.models import Classifier, MaskedLM
-from ala_encoder.settings.data import CorpusSettings
+from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.loader import dump, flatten, read_plain
 from ala_encoder.tokenizer import Tokenizer

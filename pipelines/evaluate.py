@@ -62,7 +62,7 @@ def _language_model(
     exported: Export, settings: EvaluateRun, split: str, forward: Forward
 ) -> tuple[str, Path, dict[str, float | None]]:
     from ala_encoder import corpus, evaluation, examples, ranks
-    from ala_encoder.settings.data import CorpusSettings
+    from ala_encoder.settings.corpus import CorpusSettings
 
     data = exported.card.data
     assert isinstance(data, CorpusSettings)
@@ -81,7 +81,7 @@ def _classifier(
     exported: Export, settings: EvaluateRun, split: str, forward: Forward
 ) -> tuple[str, Path, dict[str, float | None]]:
     from ala_encoder import finetuning, glue
-    from ala_encoder.settings.data import TaskSettings
+    from ala_encoder.settings.task import TaskSettings
 
     data = exported.card.data
     assert isinstance(data, TaskSettings)

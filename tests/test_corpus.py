@@ -19,7 +19,7 @@ import pytest
 from ala_encoder import corpus
 from ala_encoder.corpus import Source, find_source, open_tokens, prepare, read_manifest
 from ala_encoder.errors import UserError
-from ala_encoder.settings.data import CorpusSettings
+from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, Tokenizer
 
 LETTERS = "abcdefghij"

@@ -13,7 +13,8 @@ from ala_encoder.batches import FIXED_EPOCH
 from ala_encoder.errors import UserError
 from ala_encoder.examples import LabelledSentences, MaskedBlocks, training_blocks, validation_blocks
 from ala_encoder.objectives import IGNORE, Corruption
-from ala_encoder.settings.data import CorpusSettings, TaskSettings
+from ala_encoder.settings.corpus import CorpusSettings
+from ala_encoder.settings.task import TaskSettings
 from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, Tokenizer
 
 PAD, UNK, CLS, SEP, MASK = range(5)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 TIERS: list[set[str]] = [
     {"errors", "keyed", "settings", "heads", "biases", "positions", "ranks", "tokenizer",
-     "generated", "files"},
+     "generated", "files", "lines"},
     {"kernels", "attention", "corpus", "objectives", "metrics", "optim", "glue", "quickstart",
      "parameters", "command", "plots"},
     {"blocks", "batches"},

@@ -14,10 +14,12 @@ from ala_encoder.errors import UserError
 from ala_encoder.heads import HeadTable
 from ala_encoder.settings.attention import AttentionSettings, check_attention, head_table
 from ala_encoder.settings.base import NonNegativeInt, Section
-from ala_encoder.settings.data import CorpusSettings, TaskSettings, TokenizerSettings
+from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.engine import EngineSettings, read_deepspeed
 from ala_encoder.settings.model import EncoderModel, ModelSettings
 from ala_encoder.settings.optim import OptimSettings
+from ala_encoder.settings.task import TaskSettings
+from ala_encoder.settings.tokenizer import TokenizerSettings
 from ala_encoder.settings.tracking import TrackingSettings
 from ala_encoder.settings.train import TrainSettings
 

@@ -1,0 +1,125 @@
+"""Lines of text files, read by one rule everywhere, with a count of whatever was not plain text.
+
+For: running text, tables and vocabularies of users, plain or `.gz`. Not for: what a line means.
+
+- Only LF ends a line; one CR before it is stripped. U+2028, U+0085, form feeds, a lone CR are text.
+- U+FEFF at the start of a line is a byte-order mark, wherever `cat` left it, and is stripped;
+  elsewhere it is text.
+- NUL is dropped; a file full of it is UTF-16 or binary, and refused. A lone surrogate (only JSON
+  escapes can bring one) is dropped.
+- A line that is not UTF-8, or longer than 16 MiB, is a bad row: an error, or skipped and counted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from ala_encoder.errors import UserError
+
+MAX_LINE = 1 << 24
+"""Longest line in bytes."""
+_HEAD = 4096
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+BadRowPolicy = Literal["error", "skip"]
+
+
+@dataclass
+class Reading:
+    """The policy for bad rows, and what was met over any number of files."""
+
+    on_bad_row: BadRowPolicy = "error"
+    lines: int = 0
+    carriage_returns: int = 0
+    byte_order_marks: int = 0
+    nulls: int = 0
+    surrogates: int = 0
+    skipped: int = 0
+    first_skipped: str | None = None
+
+    def refuse(self, place: str, reason: str) -> None:
+        """Raise UserError `place: reason`, or count the row as skipped, by the policy."""
+        if self.on_bad_row == "error":
+            raise UserError(f"{place}: {reason}")
+        self.skipped += 1
+        self.first_skipped = self.first_skipped or f"{place}: {reason}"
+
+    def clean(self, text: str) -> str:
+        """Return text without NUL and lone surrogates, counting them."""
+        if "\0" in text:
+            self.nulls += text.count("\0")
+            text = text.replace("\0", "")
+        if not text.isascii():
+            text, count = _SURROGATES.subn("", text)
+            self.surrogates += count
+        return text
+
+    def notes(self) -> list[str]:
+        """Return a sentence for the user on each thing that was met."""
+        said = (
+            (self.carriage_returns, "lines ended in CR LF; the CR was stripped"),
+            (self.byte_order_marks, "byte-order marks at the start of a line were stripped"),
+            (self.nulls, "NUL characters were dropped"),
+            (self.surrogates, "lone surrogates were dropped"),
+            (self.skipped, f"bad rows were skipped, the first: {self.first_skipped}"),
+        )
+        return [f"{count:,} {what}" for count, what in said if count]
+
+
+def read_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, text without its end) of a UTF-8 file, plain or `.gz`.
+
+    Raises UserError, naming file and line, for a bad line (by the policy), and under either policy
+    for a file that cannot be read or looks like UTF-16 or binary.
+    """
+    number = 0
+    try:
+        with _open(path) as stream:
+            while raw := stream.readline(MAX_LINE + 1):
+                number += 1
+                if number == 1 and raw[:_HEAD].count(0) * 4 > len(raw[:_HEAD]):
+                    raise UserError(f"{path}: looks like UTF-16 or a binary file; save it as UTF-8")
+                if len(raw) > MAX_LINE and not raw.endswith(b"\n"):
+                    _skip_rest(stream)
+                    reading.refuse(f"{path}:{number}", f"a line of more than {MAX_LINE:,} bytes")
+                    continue
+                text = _text(raw, f"{path}:{number}", reading)
+                if text is not None:
+                    reading.lines += 1
+                    yield number, text
+    except (OSError, EOFError, zlib.error) as error:
+        where = f"{path}: cannot be read" + (f" after line {number}" if number else "")
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{where}: {reason}") from None
+
+
+def _open(path: Path) -> BinaryIO:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _skip_rest(stream: BinaryIO) -> None:
+    while (part := stream.readline(MAX_LINE)) and not part.endswith(b"\n"):
+        pass
+
+
+def _text(raw: bytes, place: str, reading: Reading) -> str | None:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = raw[error.start : error.end].hex(" ")
+        reading.refuse(place, f"not UTF-8 (bytes {found} at byte {error.start} of the line)")
+        return None
+    text = text.removesuffix("\n")
+    if text.endswith("\r"):
+        text = text[:-1]
+        reading.carriage_returns += 1
+    if text.startswith("\ufeff"):
+        text = text[1:]
+        reading.byte_order_marks += 1
+    return reading.clean(text)
