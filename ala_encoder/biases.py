@@ -42,7 +42,7 @@ class DistBias(Bias):
 
     def reset_parameters(self) -> None:
         """Set alpha to `alpha_init`: raw = ln(e^alpha − 1), −4.6002 for 0.01."""
-        start = torch.tensor(self.alpha_init, dtype=torch.float64)
+        start = torch.tensor(self.alpha_init, dtype=torch.float64, device="cpu")
         nn.init.constant_(self.raw_alpha, float(start + torch.log(-torch.expm1(-start))))
 
     def alpha(self) -> Tensor:

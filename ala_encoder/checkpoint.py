@@ -11,13 +11,14 @@ import os
 import re
 import shutil
 import uuid
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ala_encoder import ranks
-from ala_encoder.engine import Engine
+from ala_encoder.engine import Engine, read_data
 from ala_encoder.errors import UserError
 from ala_encoder.files import read_json, write_json
 
@@ -43,12 +44,7 @@ def save(engine: Engine, folder: Path, step: int, state: dict[str, Any]) -> Path
     torch.save(engine.random_state(), aside / f"random_{ranks.rank():05d}.pt")
     ranks.barrier()
     if ranks.is_main():
-        sizes = {
-            str(path.relative_to(aside)): path.stat().st_size
-            for path in sorted(aside.rglob("*"))
-            if path.is_file()
-        }
-        whole = {**state, "world_size": ranks.world_size(), "files": sizes}
+        whole = {**state, "world_size": ranks.world_size(), "files": _sizes(aside)}
         write_json(aside / "state.json", whole)
         _sync(aside)
         os.replace(aside, final)
@@ -58,11 +54,14 @@ def save(engine: Engine, folder: Path, step: int, state: dict[str, Any]) -> Path
 
 
 def load(engine: Engine, folder: Path) -> dict[str, Any]:
-    """Restore engine and random state from a checkpoint and return its `state`; on all ranks."""
+    """Restore engine and random state from a checkpoint and return its `state`; on all ranks.
+
+    Raises UserError, on all ranks, when a file would run code.
+    """
     state = read_json(folder / "state.json")
+    ranks.on_main(lambda: _refuse_code(folder))
     engine.load(folder)
-    random = torch.load(folder / f"random_{ranks.rank():05d}.pt", weights_only=True)
-    engine.set_random_state(random)
+    engine.set_random_state(read_data(folder / f"random_{ranks.rank():05d}.pt"))
     return state
 
 
@@ -90,14 +89,14 @@ def steps(folder: Path) -> dict[int, Path]:
 
 def check_resumable(state: dict[str, Any], identity: dict[str, Any], folder: Path) -> None:
     """Raise UserError, naming the setting, when a checkpoint belongs to another run."""
-    if state["world_size"] != ranks.world_size():
-        raise UserError(
-            f"{folder}: saved by {state['world_size']} ranks, this run has {ranks.world_size()}"
-        )
+    size, saved = state.get("world_size"), state.get("identity")
+    if size != ranks.world_size():
+        raise UserError(f"{folder}: saved by {size} ranks, this run has {ranks.world_size()}")
     for key, value in identity.items():
-        if state["identity"].get(key) != value:
+        old = saved.get(key) if isinstance(saved, dict) else None
+        if old != value:
             raise UserError(
-                f"{folder}: {key} was {state['identity'].get(key)!r}, now {value!r}; keep it, "
+                f"{folder}: {key} was {old!r}, now {value!r}; keep it, "
                 "choose another `name`, or set train.from_scratch=true"
             )
 
@@ -114,12 +113,27 @@ def rotate(folder: Path, keep: int) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
+def _refuse_code(folder: Path) -> None:
+    """Raise UserError for a file of any rank that would run code.
+
+    Each rank's own reading refuses it too, but alone: the others would wait for that rank.
+    """
+    for path in sorted(folder.rglob("*.pt")):
+        read_data(path, mmap=zipfile.is_zipfile(path))  # mapped, only what is not a tensor is read
+
+
 def _is_complete(folder: Path) -> bool:
     try:
-        sizes: dict[str, int] = read_json(folder / "state.json")["files"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (UserError, KeyError, AttributeError, OSError):
+        promised = read_json(folder / "state.json")["files"].items()
+        return bool(promised <= _sizes(folder).items())
+    except (UserError, KeyError, AttributeError, TypeError, OSError):
         return False
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the size of each file in a folder by its path in there; nothing outside is seen."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_size for path in paths}
 
 
 def _sync(folder: Path) -> None:

@@ -17,6 +17,7 @@ import io
 import logging
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -172,8 +173,10 @@ class Engine:
     def load(self, folder: Path) -> None:
         """Read back what `save` wrote, at the same world size, precision and ZeRO stage.
 
-        The optimizer's hyperparameters stay those of this run's settings.
+        The optimizer's hyperparameters stay those of this run's settings. DeepSpeed itself would
+        unpickle anything, so it is given our reader; raises UserError as that does.
         """
+        self._engine.checkpoint_engine.load = read_data
         groups = self._engine.optimizer.param_groups
         own = [{key: group[key] for key in ("betas", "eps", "weight_decay")} for group in groups]
         loaded, _ = self._engine.load_checkpoint(str(folder), tag="deepspeed")
@@ -193,6 +196,31 @@ class Engine:
         torch.set_rng_state(states["cpu"])
         if "cuda" in states:
             torch.cuda.set_rng_state(states["cuda"])
+
+
+def read_data(path: Path | str, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
+    """Return what a checkpoint's file holds: tensors, plain values and DeepSpeed's own records.
+
+    Raises UserError for a file that would run code or is damaged; none of it is run.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    records = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    try:
+        with torch.serialization.safe_globals(records):
+            return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+    except Exception as error:  # whoever wrote the file chooses what its reading raises
+        reason = type(error).__name__
+        if name := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            reason = f"it asks for {name[1]}"
+        elif isinstance(error, OSError):
+            reason = error.strerror or reason
+        raise UserError(
+            f"{path}: holds code or is damaged ({reason}); nothing of it was run, "
+            "delete its checkpoint to resume from the one before"
+        ) from None
 
 
 def _gathered(parameter: nn.Parameter, *, needed: bool) -> contextlib.AbstractContextManager[Any]:

@@ -9,13 +9,31 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MAX_TEXT = 400
+"""Longest text of an error in characters; a longer one is cut in the middle."""
+
 
 class UserError(ValueError):
-    """A mistake the user can fix; its text is one line: where, what was given, what is allowed."""
+    """A mistake the user can fix; its text is one line: where, what was given, what is allowed.
+
+    What a file holds may be part of the text, so line breaks become blanks and other characters
+    that do not print are escaped: none can break the line or command the terminal.
+    """
+
+    def __init__(self, text: str) -> None:
+        line = _cut(text).replace("\n", " ")  # cut twice: escaping a long text takes long
+        super().__init__(_cut("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)))
 
 
 class RunStopped(RuntimeError):
     """A run that must not go on, such as one with a gradient that is not finite; exit code 1."""
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_TEXT:
+        return text
+    half = (MAX_TEXT - 3) // 2
+    return f"{text[:half]} … {text[-half:]}"
 
 
 def closest(word: str, allowed: Iterable[str]) -> str | None:

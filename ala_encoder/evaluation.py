@@ -1,13 +1,14 @@
 """Scores over ranks: every example once, in order, whatever the world size and batch.
 
-For: the loss of a masked language model and the predictions of a classifier. Works on an `Engine`
-or on a plain model. Not for: the metrics themselves (`metrics`).
+For: the loss of a masked language model, and the predictions of a classifier or a regression. Works
+on an `Engine` or on a plain model. Losses are summed in float64, so that no cut into batches and
+ranks changes them. Not for: the metrics themselves (`metrics`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ala_encoder import ranks
 from ala_encoder.batches import FIXED_EPOCH, Examples, Ids, model_inputs, pieces
 from ala_encoder.files import write_json
 from ala_encoder.metrics import perplexity
-from ala_encoder.objectives import cross_entropy
+from ala_encoder.objectives import summed_loss
 from ala_encoder.settings.train import BatchSplit
 
 Forward = Callable[[Mapping[str, Tensor]], Tensor]
@@ -27,7 +28,7 @@ Forward = Callable[[Mapping[str, Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class Loss:
-    """A summed loss in nats and the number of targets it was taken over."""
+    """A summed loss (nats, or squared error) and the number of targets it was taken over."""
 
     total: float
     count: int
@@ -44,11 +45,19 @@ def plain(model: nn.Module) -> Forward:
     return lambda inputs: model(**model_inputs(inputs, where))
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one rank found: (example, prediction) of its share, and the share's loss."""
+
+    predictions: tuple[tuple[int, float], ...]
+    loss: Loss
+
+
 def language_model_loss(forward: Forward, examples: Examples, batch_size: int) -> Loss:
     """Return the loss over all targets of `examples`, summed over batches and ranks."""
     total, count = 0.0, 0
     for _, logits, labels in _batches(forward, examples, batch_size):
-        loss, targets = cross_entropy(logits, labels)
+        loss, targets = summed_loss(logits.double(), labels)
         total += float(loss)
         count += int(targets)
     summed = ranks.all_sum([total, count])
@@ -67,19 +76,41 @@ def masked_lm_scores(
     }
 
 
-def classify(forward: Forward, examples: Examples, batch_size: int) -> tuple[list[int], Loss]:
-    """Return the predicted class of every example in order, and the summed loss, on all ranks."""
-    found: list[tuple[int, int]] = []
+def predict(
+    forward: Forward, examples: Examples, batch_size: int
+) -> tuple[list[int] | list[float], Loss]:
+    """Return the prediction for every example in order, and the summed loss, on all ranks.
+
+    Predictions are class numbers, or where the labels are floating the outputs themselves; a label
+    of IGNORE or NaN has no part in the loss.
+    """
+    parts = ranks.gather(predict_part(forward, examples, batch_size))
+    return merge(parts, len(examples))
+
+
+def predict_part(forward: Forward, examples: Examples, batch_size: int) -> Part:
+    """Return what this rank finds in its share of `examples`; every rank makes as many calls."""
+    found: list[tuple[int, float]] = []
     total, count = 0.0, 0
     for ids, logits, labels in _batches(forward, examples, batch_size):
-        loss, targets = cross_entropy(logits, labels)
+        loss, targets = summed_loss(logits.double(), labels)
         total += float(loss)
         count += int(targets)
-        found.extend(zip(ids.tolist(), logits[: len(ids)].argmax(-1).tolist(), strict=True))
-    everyone = sorted(pair for part in ranks.gather(found) for pair in part)
-    assert [i for i, _ in everyone] == list(range(len(examples))), "each example exactly once"
-    summed = ranks.all_sum([total, count])
-    return [label for _, label in everyone], Loss(summed[0], int(summed[1]))
+        real = logits[: len(ids)]
+        values = real[:, 0] if labels.is_floating_point() else real.argmax(-1)
+        found.extend(zip(ids.tolist(), values.tolist(), strict=True))
+    return Part(tuple(found), Loss(total, count))
+
+
+def merge(parts: Sequence[Part], num_examples: int) -> tuple[list[int] | list[float], Loss]:
+    """Join what the ranks found into predictions in order and one loss.
+
+    An example that is missing, or there twice as padded samplers make it, is an AssertionError.
+    """
+    everyone = sorted(pair for part in parts for pair in part.predictions)
+    assert [i for i, _ in everyone] == list(range(num_examples)), "each example exactly once"
+    loss = Loss(sum(p.loss.total for p in parts), sum(p.loss.count for p in parts))
+    return [value for _, value in everyone], loss
 
 
 def write_scores(
@@ -89,10 +120,27 @@ def write_scores(
     data: str,
     scores: Mapping[str, float | None],
     undefined: Mapping[str, str],
+    notes: Mapping[str, str],
 ) -> None:
-    """Write folder/SPLIT.json: the scores, and for each that has no value the reason."""
-    found = {"task": task, "split": split, "data": data, "scores": dict(scores)}
-    write_json(folder / f"{split}.json", {**found, "undefined": dict(undefined)})
+    """Write folder/SPLIT.json: the scores, the reason of each that has no value, and notes.
+
+    `undefined` and `notes` go by the names in `scores`. What is not finite becomes null, since JSON
+    has no NaN, and every null has a reason.
+    """
+    finite = {
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in scores.items()
+    }
+    missing = [name for name, value in finite.items() if value is None]
+    found = {
+        "task": task,
+        "split": split,
+        "data": data,
+        "scores": finite,
+        "undefined": {name: undefined.get(name, "it is not finite") for name in missing},
+        "notes": dict(notes),
+    }
+    write_json(folder / f"{split}.json", found)
 
 
 def _batches(

@@ -6,13 +6,14 @@ both serve `batches.Examples`. Not for: the order they come in (`batches`).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ala_encoder import glue
+from ala_encoder import glue, labelled
 from ala_encoder.batches import FIXED_EPOCH, Ids, Inputs
 from ala_encoder.errors import UserError
 from ala_encoder.metrics import Unigram
@@ -136,10 +137,11 @@ class MaskedBlocks:
 
 
 class LabelledSentences:
-    """Sentences or pairs with a class each, tokenised once; rows are padded to the longest."""
+    """Sentences or pairs with a class or a score each, tokenised once; rows are padded to the
+    longest."""
 
     def __init__(
-        self, examples: glue.Examples, task: glue.Task, data: TaskSettings, tokenizer: Tokenizer
+        self, examples: labelled.Examples, task: glue.Task, data: TaskSettings, tokenizer: Tokenizer
     ) -> None:
         self.task, self.pad_id = task, tokenizer.pad_id
         self.source, self.ids, self.labels = examples.source, examples.ids, examples.labels
@@ -155,8 +157,8 @@ class LabelledSentences:
             for a, b in zip(first, second, strict=True)
         )
         self.rows = [tokenizer.pair(a, b, data.length) for a, b in zip(first, second, strict=True)]
-        if self.labels is not None:
-            check_labels(np.asarray(self.labels, dtype=np.int64), task.num_labels)
+        if self.labels is not None and not task.is_regression:
+            check_labels(np.asarray(self.labels, dtype=np.int64), task.num_outputs)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -174,17 +176,22 @@ class LabelledSentences:
         return sum(len(self.rows[i][0]) for i in ids)
 
     def collate(self, ids: Ids, epoch: int) -> Inputs:
-        """Return input_ids, segments, token_types [B, T] and labels [B]; see `batches.Examples`."""
+        """Return input_ids, segments, token_types [B, T] and labels [B]; see `batches.Examples`.
+
+        labels: int64 classes, or float32 scores; IGNORE or NaN where there is none.
+        """
         is_empty = len(ids) == 0
         rows = [self.rows[i] for i in ids] or [self.rows[0]]
-        labels = [IGNORE] * len(rows)
+        labels: list[Any] = [math.nan if self.task.is_regression else IGNORE] * len(rows)
         if self.labels is not None and not is_empty:
             labels = [self.labels[i] for i in ids]
         return {
             "input_ids": pad([tokens for tokens, _ in rows], self.pad_id),
             "segments": pad([[1] * len(tokens) for tokens, _ in rows], 0),
             "token_types": pad([types for _, types in rows], 0),
-            "labels": torch.tensor(labels, dtype=torch.int64),
+            "labels": torch.tensor(
+                labels, dtype=torch.float32 if self.task.is_regression else torch.int64
+            ),
         }
 
 

@@ -13,12 +13,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import torch
 from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from ala_encoder import __version__, glue
 from ala_encoder.errors import UserError, nearest
@@ -52,6 +53,7 @@ class Card(Section):
     data_name: str
     """Name of the data set in tables; says so when it was generated."""
     labels: tuple[str, ...] = ()
+    """A classifier's classes in order; none: it gives one number (regression)."""
     parameters: dict[str, int]
     scores: dict[str, float | None] = Field(default_factory=dict)
 
@@ -66,22 +68,36 @@ class Export:
     state: dict[str, Tensor]
 
     def build(self) -> MaskedLM | Classifier:
-        """Return the model with its weights; raises UserError listing keys that do not fit."""
-        card = self.card
-        model: MaskedLM | Classifier
-        if card.kind == "masked_lm":
-            model = MaskedLM(card.model, card.encoder, card.vocab_size)
-        else:
-            model = Classifier(card.model, card.encoder, card.vocab_size, len(card.labels))
-        _load_strictly(model, self.state, self.folder / WEIGHTS)
+        """Return the model with its weights; raises UserError listing keys that do not fit.
+
+        The card is not trusted: it may ask for more memory or layers than there are weights.
+        """
+        path, layers = self.folder / WEIGHTS, self.card.model.num_layers
+        if layers > len(self.state):
+            raise UserError(f"{path}: {len(self.state)} tensors, the card says {layers} layers")
+        try:
+            with torch.device("meta"):  # shapes alone
+                _check_fit(self._model(), self.state, path)
+        except RuntimeError as error:  # more elements than 64 bits count
+            raise UserError(f"{path}: no weights of the card's sizes: {error}") from None
+        model = self._model()
+        model.load_state_dict(self.state)
         model.eval()
         return model
+
+    def _model(self) -> MaskedLM | Classifier:
+        card = self.card
+        if card.kind == "masked_lm":
+            return MaskedLM(card.model, card.encoder, card.vocab_size)
+        outputs = len(card.labels) or 1
+        return Classifier(card.model, card.encoder, card.vocab_size, outputs)
 
     def load_encoder(self, encoder: Encoder) -> None:
         """Copy the encoder's weights into a model that has the same encoder."""
         prefix = "encoder."
         state = {k[len(prefix) :]: v for k, v in self.state.items() if k.startswith(prefix)}
-        _load_strictly(encoder, state, self.folder / WEIGHTS)
+        _check_fit(encoder, state, self.folder / WEIGHTS)
+        encoder.load_state_dict(state)
 
 
 def write(folder: Path, card: Card, tokenizer: Tokenizer, state: Mapping[str, Tensor]) -> None:
@@ -134,7 +150,7 @@ def read(path: Path) -> Export:
     return Export(folder, card, tokenizer, state)
 
 
-def _load_strictly(module: Any, state: Mapping[str, Tensor], path: Path) -> None:
+def _check_fit(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     expected = {name: tensor.shape for name, tensor in module.state_dict().items()}
     missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     if missing or extra:
@@ -142,7 +158,6 @@ def _load_strictly(module: Any, state: Mapping[str, Tensor], path: Path) -> None
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise UserError(f"{path}: {name} is {tuple(state[name].shape)}, not {tuple(shape)}")
-    module.load_state_dict(state)
 
 
 def readme(card: Card) -> str:
@@ -175,9 +190,10 @@ def readme(card: Card) -> str:
 
 
 def check_task(card: Card, task: glue.Task) -> None:
-    """Raise UserError when a classifier's classes are not the task's."""
+    """Raise UserError when a classifier's classes are not the task's, in its order."""
     if card.labels != task.labels:
-        raise UserError(
-            f"task {task.name}: has the classes {', '.join(task.labels)}, the model "
-            f"{', '.join(card.labels)}"
+        wanted, found = (
+            f"the classes {', '.join(labels)}" if labels else "one number and no classes"
+            for labels in (task.labels, card.labels)
         )
+        raise UserError(f"task {task.name}: has {wanted}; {card.run_name} was trained on {found}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,33 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot read it: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: holds a {type(data).__name__}, not an object")
     return data
+
+
+@contextmanager
+def locked(folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
+    """Let one process at a time be here for a folder, by the file `.NAME.lock` beside it.
+
+    `say` gets one line when another process has to be waited for; the lock of a process that died
+    is free. Raises UserError when the lock file cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            say(f"{folder}: another process is at it, waiting …")
+            lock.acquire()
+    except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+        raise UserError(f"{folder}: cannot write {lock.lock_file}: {error}") from None
+    try:
+        yield
+    finally:
+        lock.release()

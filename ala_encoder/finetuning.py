@@ -1,7 +1,7 @@
 """What a classification run starts from and learns: an encoder, and a task's splits.
 
 For: the pieces that `finetune_glue` and `evaluate` share. Not for: training (`training`) or reading
-tables (`glue`).
+tables (`labelled`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ala_encoder import export, glue, metrics, ranks
+from ala_encoder import export, glue, labelled, metrics, ranks
 from ala_encoder.errors import UserError
-from ala_encoder.evaluation import Forward, classify, write_scores
+from ala_encoder.evaluation import Forward, predict, write_scores
 from ala_encoder.examples import LabelledSentences
 from ala_encoder.models import Classifier
 from ala_encoder.runs import Run
@@ -22,10 +22,8 @@ from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import FinetuneRun
 from ala_encoder.settings.model import EncoderModel
 from ala_encoder.settings.task import TaskSettings
+from ala_encoder.splits import check_apart, locate
 from ala_encoder.tokenizer import Tokenizer
-
-_PREFIX = {"train": "train", "dev": "eval", "test": "test"}
-"""Split → prefix of its scores, as Hugging Face's Trainer names them."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,9 @@ class Start:
             tags["pretrained_run_id"] = card.mlflow_run_id
         return tags
 
-    def build(self, num_labels: int) -> Classifier:
+    def build(self, num_outputs: int) -> Classifier:
         """Return the classifier: the encoder's weights copied in, the head new."""
-        model = Classifier(self.model, self.encoder, self.tokenizer.vocab_size, num_labels)
+        model = Classifier(self.model, self.encoder, self.tokenizer.vocab_size, num_outputs)
         if self.source is not None:
             self.source.load_encoder(model.encoder)
         return model
@@ -86,7 +84,6 @@ class TaskData:
     task: glue.Task
     name: str
     credit: str
-    folder: Path
     parts: Mapping[str, LabelledSentences]
     notes: list[str] = field(default_factory=list)
 
@@ -99,9 +96,9 @@ class TaskData:
         """SHA-256 over the training rows and labels."""
         return _digest(self.train)
 
-    def splits(self, *names: str) -> list[str]:
-        """Return those of `names` that the data has."""
-        return [name for name in names if name in self.parts]
+    def splits(self, *kinds: str) -> list[str]:
+        """Return the splits of these kinds (train, dev, test) that were read."""
+        return [split for split in self.task.splits_of(*kinds) if split in self.parts]
 
     def scores(
         self, forward: Forward, split: str, batch_size: int, folder: Path | None = None
@@ -110,20 +107,21 @@ class TaskData:
 
         Metrics are None where the split has no labels; files are written by rank 0.
         """
-        part = self.parts[split]
-        predicted, loss = classify(forward, part, batch_size)
-        values, reasons = metrics.scores(self.task.metrics, predicted, part.labels)
-        prefix = _PREFIX[split]
+        part, prefix = self.parts[split], glue.prefix_of(split)
+        predicted, loss = predict(forward, part, batch_size)
+        values, reasons, notes = metrics.scores(self.task.metrics, predicted, part.labels)
         scores: dict[str, float | None] = {f"{prefix}_{k}": v for k, v in values.items()}
         if loss.count:
             scores[f"{prefix}_loss"] = loss.mean
         scores[f"{prefix}_examples"] = float(len(part))
         if folder is not None and ranks.is_main():
-            folder.mkdir(parents=True, exist_ok=True)
-            server = Path(self.task.server_file)
-            path = folder / f"{server.stem}-{split}{server.suffix}"
+            path = folder / glue.prediction_file(self.task, split)
             glue.write_predictions(path, self.task, part.ids, predicted)
-            write_scores(folder, self.task.name, split, self.name, scores, reasons)
+            undefined, noted = (
+                {f"{prefix}_{name}": text for name, text in texts.items()}
+                for texts in (reasons, notes)
+            )
+            write_scores(folder, self.task.name, split, self.name, scores, undefined, noted)
         return scores
 
 
@@ -137,16 +135,19 @@ def read(
     tokenizer: Tokenizer,
     splits: Sequence[str] | None = None,
 ) -> TaskData:
-    """Read and tokenise `splits`; None: train, dev and, where there is one, test.
+    """Read and tokenise `splits`; None: train, the first dev split, and whatever else there is.
 
-    Raises UserError for what cannot be read, and when the embedded set is asked for another task.
+    Raises UserError for what cannot be read, and when rows are trained on and scored as well.
     """
-    folder, name, credit = _locate(task, data)
+    found = locate(task, data, ranks.say)
     if splits is None:
-        splits = ("train", "dev", "test") if _has(task, folder, "test") else ("train", "dev")
+        needed = ("train", task.splits_of("dev")[0])
+        others = (split for split in found.present("dev", "test") if split not in needed)
+        splits = (*needed, *others)
+    check_apart(found, splits)
     parts, notes = {}, []
     for split in splits:
-        examples = glue.read_split(task, folder, split, on_bad_row=data.on_bad_row)
+        examples = labelled.read_split(task, found.source(split), split, on_bad_row=data.on_bad_row)
         if split == "train" and data.max_train_examples:
             examples = _first(examples, data.max_train_examples)
         part = LabelledSentences(examples, task, data, tokenizer)
@@ -154,26 +155,10 @@ def read(
         if part.num_cut:
             notes.append(f"{split}: {part.num_cut} inputs cut to {data.length} tokens")
         parts[split] = part
-    return TaskData(task, name, credit, folder, parts, notes)
+    return TaskData(task, found.name, found.credit, parts, notes)
 
 
-def _locate(task: glue.Task, data: TaskSettings) -> tuple[Path, str, str]:
-    if data.path is not None:
-        return data.path, data.path.name, "user's files"
-    from ala_encoder.quickstart import embedded_classification
-
-    if task.name != "sst2":
-        raise UserError(f"data.path: missing; the embedded set is for sst2, not {task.name}")
-    embedded = embedded_classification(data.cache, ranks.say)
-    return embedded.files["train"].parent, embedded.name, embedded.credit
-
-
-def _has(task: glue.Task, folder: Path, split: str) -> bool:
-    name = task.files[split]
-    return (folder / name).exists() or (folder / f"{name}.gz").exists()
-
-
-def _first(examples: glue.Examples, most: int) -> glue.Examples:
+def _first(examples: labelled.Examples, most: int) -> labelled.Examples:
     return replace(
         examples,
         first=examples.first[:most],
@@ -190,8 +175,9 @@ def log_data(run: Run, data: TaskData) -> None:
     run.log.params({"data_name": data.name})
     for note in data.notes:
         ranks.say(note)
+    contexts = {"train": "training", "dev": "evaluation", "test": "test"}
     for split, part in data.parts.items():
-        context = {"train": "training", "dev": "evaluation", "test": "test"}[split]
         profile = {"examples": len(part), "credit": data.credit}
+        context = contexts[glue.kind_of(split)]
         # a digest of its own: MLflow takes equal ones for one input and keeps the first use only
         run.log.dataset(data.name, part.source, _digest(part)[:16], profile, context)

@@ -1,345 +1,292 @@
-"""GLUE tasks, one declarative row each, and the exact reading of their tab-separated files.
+"""The nine GLUE tasks and the diagnostic set, one declarative row each; any other table likewise.
 
-For: turning `train.tsv`, `dev.tsv`, `test.tsv` (or `.tsv.gz`) into texts, labels and ids, and
-writing predictions in the form the GLUE server takes (Wang et al. 2018, arXiv:1804.07461).
-Not for: tokenizing, batching, or scores (`metrics`).
-
-The format, read by one rule for every task:
-- UTF-8 only; a byte-order mark is stripped at the very start, any later one is text.
-- Only LF ends a line, one CR before it is stripped and noted; U+2028, U+0085, a lone CR are text.
-- There is no quoting: `"` is a plain character. A text cell is kept as it stands, even empty.
-- The first line is a header when its cells are known column names, in any order, each once, and
-  hold the sentences. Otherwise the task's `headerless` columns are taken; a task without those
-  refuses the file.
-- A test split is unlabelled when it has no label column or every label is -1.
+For: what the columns and labels of a task are called wherever its tables come from, how it is
+scored, and its predictions in the form the GLUE server takes (Wang et al. 2018, arXiv:1804.07461).
+Not for: reading tables (`labelled`), tokenizing, or scores (`metrics`).
 """
 
 from __future__ import annotations
 
-import gzip
+import math
 import operator
-import os
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from ala_encoder.errors import UserError, nearest
+from ala_encoder.files import write_text
+from ala_encoder.settings.task import GLUE, SCORE_METRICS, TaskSettings, task_splits
 
-_UNLABELLED = "-1"
-_SPLITS = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
+_PREFIX = {"train": "train", "dev": "eval", "test": "test"}
+_SERVER_PARTS = {"": "", "matched": "-m", "mismatched": "-mm"}
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of a task's columns; `other` are known and ignored."""
+    """Names of a task's columns: of several names for one column the first that is there counts.
 
-    first: str
-    label: str
-    second: str | None = None
-    index: str = "index"
-    other: tuple[str, ...] = ()
+    GLUE's files, the `datasets` library and the authors' own files name the same column otherwise.
+    """
 
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The one or two sentence columns."""
-        return (self.first,) if self.second is None else (self.first, self.second)
+    first: tuple[str, ...]
+    label: tuple[str, ...]
+    second: tuple[str, ...] = ()
+    index: tuple[str, ...] = ("index", "idx")
 
     @property
-    def known(self) -> tuple[str, ...]:
-        """Every name a header may hold."""
-        return (self.index, self.label, *self.other, *self.texts)
+    def texts(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the one or two sentence columns."""
+        return (self.first, self.second) if self.second else (self.first,)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One GLUE task: where its columns are, what its labels mean, how it is scored.
+    """One task: where its columns are, what its labels mean, how it is scored.
 
-    `labels` are the names in class order and `label_cells` their spelling in the files and in the
-    predictions. `headerless` names the columns of a file without a header; empty: it must have one.
+    `labels` are the classes in order, and `spellings` what they are called in the files and the
+    predictions. No labels: a regression, whose scores lie in `score_range` where there is one.
+    `headerless` are the columns that a file without a header has; none: it must have one.
     """
 
     name: str
     columns: Columns
-    labels: tuple[str, ...]
-    label_cells: tuple[str, ...]
     metrics: tuple[str, ...]
-    best_metric: str
-    server_file: str
-    headerless: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=lambda: dict(_SPLITS), hash=False)
+    server_name: str
+    labels: tuple[str, ...] = ()
+    spellings: tuple[str, ...] = ()
+    score_range: tuple[float, float] | None = None
+    best: str = ""
+    headerless: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        assert len(self.labels) == len(self.label_cells) == len(set(self.label_cells)), self.name
+        assert len(self.labels) == len(self.spellings) == len(set(self.spellings)), self.name
+        assert len(self.labels) != 1 and (not self.labels or self.score_range is None), self.name
         assert self.best_metric in self.metrics, self.name
-        assert set(self.headerless) <= set(self.columns.known), self.name
 
     @property
-    def num_labels(self) -> int:
-        """Classes of the task: the width of its classifier."""
-        return len(self.labels)
+    def best_metric(self) -> str:
+        """The metric that chooses the best weights."""
+        return self.best or self.metrics[0]
+
+    @property
+    def is_regression(self) -> bool:
+        """Tell whether the labels are numbers, not classes."""
+        return not self.labels
+
+    @property
+    def num_outputs(self) -> int:
+        """Width of the model's last layer: one for each class, or one for a score."""
+        return len(self.labels) or 1
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits a data set of the task may have."""
+        return task_splits(self.name)
+
+    def splits_of(self, *kinds: str) -> tuple[str, ...]:
+        """Return the splits whose kind (train, dev, test) is among `kinds`."""
+        return tuple(split for split in self.splits if kind_of(split) in kinds)
+
+    @property
+    def allowed(self) -> str:
+        """What a label may be, for messages."""
+        if self.is_regression:
+            low, high = self.score_range or (-math.inf, math.inf)
+            return f"numbers from {low:g} to {high:g}" if self.score_range else "finite numbers"
+        words = dict.fromkeys((*self.spellings, *self.labels))
+        return ", ".join(words)
 
 
+_NLI = ("entailment", "neutral", "contradiction")
+_TWO_WAY = ("entailment", "not_entailment")
+_STSB = ("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2")
 TASKS: dict[str, Task] = {
     row.name: row
     for row in (
         Task(
+            name="cola",
+            columns=Columns(first=("sentence",), label=("label",)),
+            labels=("unacceptable", "acceptable"),
+            spellings=("0", "1"),
+            metrics=("matthews_correlation",),
+            server_name="CoLA",
+            headerless=(("source", "label", "mark", "sentence"),),
+        ),
+        Task(
             name="sst2",
-            columns=Columns(first="sentence", label="label"),
+            columns=Columns(first=("sentence",), label=("label",)),
             labels=("negative", "positive"),
-            label_cells=("0", "1"),
+            spellings=("0", "1"),
             metrics=("accuracy",),
-            best_metric="accuracy",
-            server_file="SST-2.tsv",
-            headerless=("sentence", "label"),
+            server_name="SST-2",
+            headerless=(("sentence", "label"),),
         ),
         Task(
             name="mrpc",
             columns=Columns(
-                first="#1 String", second="#2 String", label="Quality", other=("#1 ID", "#2 ID")
+                first=("#1 String", "sentence1"),
+                second=("#2 String", "sentence2"),
+                label=("Quality", "label"),
             ),
             labels=("not_equivalent", "equivalent"),
-            label_cells=("0", "1"),
+            spellings=("0", "1"),
             metrics=("accuracy", "f1"),
-            best_metric="f1",
-            server_file="MRPC.tsv",
+            best="f1",
+            server_name="MRPC",
+        ),
+        Task(
+            name="qqp",
+            columns=Columns(
+                first=("question1",),
+                second=("question2",),
+                label=("is_duplicate", "label"),
+                index=("id", "idx", "index"),
+            ),
+            labels=("not_duplicate", "duplicate"),
+            spellings=("0", "1"),
+            metrics=("accuracy", "f1"),
+            best="f1",
+            server_name="QQP",
+        ),
+        Task(
+            name="stsb",
+            columns=Columns(first=("sentence1",), second=("sentence2",), label=("score", "label")),
+            score_range=(0.0, 5.0),
+            metrics=("pearson", "spearmanr"),
+            server_name="STS-B",
+            headerless=(_STSB, (*_STSB, "source1", "source2")),
+        ),
+        Task(
+            name="mnli",
+            columns=Columns(
+                first=("sentence1", "premise"),
+                second=("sentence2", "hypothesis"),
+                label=("gold_label", "label"),
+            ),
+            labels=_NLI,
+            spellings=_NLI,
+            metrics=("accuracy",),
+            server_name="MNLI",
+        ),
+        Task(
+            name="qnli",
+            columns=Columns(first=("question",), second=("sentence",), label=("label",)),
+            labels=_TWO_WAY,
+            spellings=_TWO_WAY,
+            metrics=("accuracy",),
+            server_name="QNLI",
+        ),
+        Task(
+            name="rte",
+            columns=Columns(first=("sentence1",), second=("sentence2",), label=("label",)),
+            labels=_TWO_WAY,
+            spellings=_TWO_WAY,
+            metrics=("accuracy",),
+            server_name="RTE",
+        ),
+        Task(
+            name="wnli",
+            columns=Columns(first=("sentence1",), second=("sentence2",), label=("label",)),
+            labels=("not_entailment", "entailment"),
+            spellings=("0", "1"),
+            metrics=("accuracy",),
+            server_name="WNLI",
+        ),
+        Task(
+            name="ax",
+            columns=Columns(
+                first=("sentence1", "premise", "Premise"),
+                second=("sentence2", "hypothesis", "Hypothesis"),
+                label=("label", "Label"),
+            ),
+            labels=_NLI,
+            spellings=_NLI,
+            metrics=("matthews_correlation",),
+            server_name="AX",
         ),
     )
 }
+assert tuple(TASKS) == GLUE
 
 
 def task(name: str) -> Task:
-    """Return the task called `name`; raises UserError, with the nearest name, when unknown."""
+    """Return the GLUE task called `name`; raises UserError, with the nearest name, when unknown."""
     if name not in TASKS:
         hint = nearest(name.lower(), TASKS)
-        raise UserError(f"GLUE task {_shown(name)}: allowed are {', '.join(TASKS)}{hint}")
+        raise UserError(f"GLUE task {quoted(name)}: allowed are {', '.join(TASKS)}{hint}")
     return TASKS[name]
 
 
-@dataclass(frozen=True)
-class Examples:
-    """The rows of one split, N in file order.
-
-    `labels` are class numbers, None for an unlabelled split. `ids` come from the index column,
-    else they count the file's rows from 0, skipped ones included. `notes` are sentences for the
-    user on whatever was not read as it stood.
-    """
-
-    first: list[str]
-    second: list[str] | None
-    labels: list[int] | None
-    ids: list[int]
-    source: str
-    skipped: int
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for column in (self.second, self.labels, self.ids):
-            assert column is None or len(column) == len(self.first), self.source
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-
-class _Layout(NamedTuple):
-    """How the lines of one file are to be read."""
-
-    task: Task
-    path: Path
-    names: tuple[str, ...]  # of the columns
-    header: int  # lines of it: 0 or 1
-    test: bool  # a test split, where labels may be missing
-
-
-class _Row(NamedTuple):
-    line: int  # 1-based, in the file
-    id: int
-    texts: tuple[str, ...]
-    label: int | None  # None: no label column, or -1 in a test split
-
-
-class _BadRow(Exception):
-    """What is wrong with one row, without the place."""
-
-
-def read_split(
-    task: Task, folder: Path, split: str, *, on_bad_row: Literal["error", "skip"] = "error"
-) -> Examples:
-    """Read one split of `task` from `folder`; see the module's head for the format.
-
-    A bad row has a wrong number of columns, an unknown label, or an index that is no whole number
-    or came before. `on_bad_row="error"` raises with file:line; "skip" leaves such rows out,
-    counts them in `skipped` and notes the first. A plain file goes before a `.gz` beside it.
-
-    Raises UserError for a bad row (by policy), and under either policy for an unknown split, a
-    missing or unreadable file, bytes that are not UTF-8, a header that is needed and not there,
-    train or dev without labels, and a split without any row left.
-    """
-    assert on_bad_row in ("error", "skip"), on_bad_row
-    path = _find(task, folder, split)
-    lines, notes = _lines(path)
-    rows, bad = _rows(_layout(task, path, split, lines), lines)
-    if bad and on_bad_row == "error":
-        raise UserError(bad[0])
-    if not rows:
-        why = f"all {len(bad)} rows are bad, the first: {bad[0]}" if bad else "only a header"
-        raise UserError(f"{path}: split {split!r} of {task.name} is empty: {why}")
-    if bad:
-        notes.append(f"{path}: {len(bad)} bad rows skipped, the first: {bad[0]}")
-    labels = [row.label for row in rows if row.label is not None]
-    if not labels:
-        notes.append(f"{path}: unlabelled, so it can be predicted but not scored")
-    return Examples(
-        first=[row.texts[0] for row in rows],
-        second=None if task.columns.second is None else [row.texts[1] for row in rows],
-        labels=labels or None,
-        ids=[row.id for row in rows],
-        source=str(path),
-        skipped=len(bad),
-        notes=tuple(notes),
+def task_of(data: TaskSettings) -> Task:
+    """Return the task that the settings name, or describe under `columns`."""
+    if data.columns is None:
+        return task(data.task)
+    given, labels = data.columns, data.columns.labels or ()
+    return Task(
+        name=data.task,
+        columns=Columns(
+            first=(given.first,),
+            label=(given.label,),
+            second=(given.second,) if given.second else (),
+            index=(given.index,) if given.index else (),
+        ),
+        labels=labels,
+        spellings=labels,
+        metrics=given.metrics or (("accuracy",) if labels else SCORE_METRICS),
+        server_name=data.task,
     )
 
 
+def kind_of(split: str) -> str:
+    """Return train, dev or test: dev for dev_mismatched."""
+    return split.partition("_")[0]
+
+
+def prefix_of(split: str) -> str:
+    """Return the prefix of a split's scores: eval for dev, eval_matched for dev_matched."""
+    kind, _, part = split.partition("_")
+    return _PREFIX[kind] + (f"_{part}" if part else "")
+
+
+def prediction_file(task: Task, split: str) -> str:
+    """Return the name of a split's predictions; a test split's is the one the server wants.
+
+    MNLI-m.tsv for test_matched, MNLI-m-dev.tsv for dev_matched.
+    """
+    kind, _, part = split.partition("_")
+    kind = "" if kind == "test" else f"-{kind}"
+    return f"{task.server_name}{_SERVER_PARTS[part]}{kind}.tsv"
+
+
 def write_predictions(
-    path: Path, task: Task, ids: Sequence[int], predictions: Sequence[int]
+    path: Path, task: Task, ids: Sequence[int], predictions: Sequence[float]
 ) -> None:
     """Write the GLUE server's form: a header `index<TAB>prediction`, then one row an example.
 
-    `ids` and `predictions` (class numbers) hold N each; a class is spelled as in the task's files.
+    `ids` and `predictions` hold N each. A class number is spelled as in the task's files; a score
+    is brought into the task's range and has 3 decimals, as STS-B's (not a number stays `nan`).
     Written aside and renamed, so `path` is never half a file. Raises OSError when it cannot be.
     """
     assert len(ids) == len(predictions), (len(ids), len(predictions))
     assert len(set(ids)) == len(ids), "an id occurs twice"
     rows = ["index\tprediction"]
     for index, prediction in zip(ids, predictions, strict=True):
-        label = operator.index(prediction)
-        assert 0 <= label < task.num_labels, f"class {label} of {task.num_labels} for id {index}"
-        rows.append(f"{operator.index(index)}\t{task.label_cells[label]}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        with open(aside, "w", encoding="utf-8", newline="\n") as out:
-            out.write("\n".join(rows) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+        rows.append(f"{operator.index(index)}\t{_spelled(task, prediction)}")
+    write_text(path, "\n".join(rows) + "\n")
 
 
-def _find(task: Task, folder: Path, split: str) -> Path:
-    if split not in task.files:
-        allowed = ", ".join(task.files)
-        hint = nearest(split, task.files)
-        raise UserError(f"split {_shown(split)} of {task.name}: allowed are {allowed}{hint}")
-    name = task.files[split]
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    try:
-        found = sorted(entry.name for entry in folder.iterdir())
-    except OSError as error:
-        raise UserError(f"{folder}: no folder to read {task.name} from: {error.strerror}") from None
-    more = f" and {len(found) - 20} more" if len(found) > 20 else ""
-    listing = (", ".join(found[:20]) + more) or "nothing"
-    raise UserError(f"{folder}: has neither {name} nor {name}.gz; it has {listing}")
+def _spelled(task: Task, prediction: float) -> str:
+    if task.is_regression:
+        if task.score_range is not None and not math.isnan(prediction):
+            low, high = task.score_range
+            prediction = min(max(prediction, low), high)
+        return f"{prediction:.3f}"
+    label = operator.index(prediction)  # type: ignore[arg-type]  # a class is no float
+    assert 0 <= label < len(task.labels), f"class {label} of {len(task.labels)}"
+    return task.spellings[label]
 
 
-def _lines(path: Path) -> tuple[list[str], list[str]]:
-    """Return the lines of a file, ends stripped, and notes on what was stripped."""
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    if not data:
-        raise UserError(f"{path}: the file is empty, not even a header")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        found = data[error.start : error.end].hex(" ")
-        raise UserError(f"{path}:{line}: not UTF-8 (bytes {found}); save it as UTF-8") from None
-    # not splitlines(): that cuts at U+2028, U+0085, form feeds and a lone CR as well
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    carriage_returns = sum(line.endswith("\r") for line in lines)
-    if not carriage_returns:
-        return lines, []
-    note = f"{path}: {carriage_returns} of {len(lines)} lines end in CR LF; the CR was stripped"
-    return [line.removesuffix("\r") for line in lines], [note]
-
-
-def _layout(task: Task, path: Path, split: str, lines: Sequence[str]) -> _Layout:
-    columns = task.columns
-    first = tuple(lines[0].split("\t"))
-    distinct = set(first)
-    if len(first) == len(distinct) and set(columns.texts) <= distinct <= set(columns.known):
-        names, header = first, 1
-    elif task.headerless:
-        names, header = task.headerless, 0
-    else:
-        raise UserError(
-            f"{path}:1: {_shown(' | '.join(first))} is no header of {task.name}: needed are "
-            f"{', '.join(columns.texts)}, allowed are {', '.join(columns.known)}"
-        )
-    test = split.startswith("test")
-    if columns.label not in names and not test:
-        raise UserError(
-            f"{path}:1: split {split!r} of {task.name} has no label column {columns.label!r}; "
-            f"it has {', '.join(names)}, and only a test split may be unlabelled"
-        )
-    return _Layout(task, path, names, header, test)
-
-
-def _rows(layout: _Layout, lines: Sequence[str]) -> tuple[list[_Row], list[str]]:
-    """Return the good rows, and the bad ones as file:line and reason, in file order."""
-    task, header = layout.task, layout.header
-    rows: list[_Row] = []
-    bad: list[tuple[int, str]] = []
-    seen: set[int] = set()
-    for number, line in enumerate(lines[header:], start=header + 1):
-        try:
-            row = _row(layout, number, line.split("\t"))
-            if row.id in seen:
-                raise _BadRow(f"index {row.id} occurs a second time")
-        except _BadRow as error:
-            known = ", ".join(task.columns.known)
-            hint = f" (nor is line 1 a header of: {known})" if number == 1 else ""
-            bad.append((number, f"{error}{hint}"))
-        else:
-            seen.add(row.id)
-            rows.append(row)
-    labelled = [row for row in rows if row.label is not None]
-    if 0 < len(labelled) < len(rows):
-        allowed = ", ".join(task.label_cells)
-        reason = f"label '-1' among labelled rows, allowed are {allowed}, or -1 in every row"
-        bad += [(row.line, reason) for row in rows if row.label is None]
-        rows = labelled
-    return rows, [f"{layout.path}:{number}: {reason}" for number, reason in sorted(bad)]
-
-
-def _row(layout: _Layout, number: int, cells: Sequence[str]) -> _Row:
-    task, _, names, header, test = layout
-    if len(cells) != len(names):
-        raise _BadRow(f"{len(cells)} columns, allowed are {len(names)}: {', '.join(names)}")
-    columns = task.columns
-    cell = dict(zip(names, cells, strict=True))
-    digits = cell.get(columns.index, str(number - header - 1))
-    # int() alone would take "1_0", " 1" and digits of other scripts
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
-        raise _BadRow(f"index {_shown(digits)} is no whole number of up to 18 digits")
-    label = None
-    found = cell.get(columns.label, _UNLABELLED)
-    if found in task.label_cells:
-        label = task.label_cells.index(found)
-    elif not (test and found == _UNLABELLED):
-        raise _BadRow(f"label {_shown(found)}, allowed are {', '.join(task.label_cells)}")
-    return _Row(number, int(digits), tuple(cell[name] for name in columns.texts), label)
-
-
-def _shown(text: str) -> str:
+def quoted(text: object) -> str:
     """Quote what was found, short enough for a one-line message."""
+    text = text if isinstance(text, str) else str(text)
     return repr(text if len(text) <= 60 else text[:57] + "...")

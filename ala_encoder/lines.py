@@ -50,6 +50,16 @@ class Reading:
         self.skipped += 1
         self.first_skipped = self.first_skipped or f"{place}: {reason}"
 
+    def strip(self, line: str) -> str:
+        """Return a line without one CR at its end and a byte-order mark at its start, and clean."""
+        if line.endswith("\r"):
+            line = line[:-1]
+            self.carriage_returns += 1
+        if line.startswith("\ufeff"):
+            line = line[1:]
+            self.byte_order_marks += 1
+        return self.clean(line)
+
     def clean(self, text: str) -> str:
         """Return text without NUL and lone surrogates, counting them."""
         if "\0" in text:
@@ -115,11 +125,4 @@ def _text(raw: bytes, place: str, reading: Reading) -> str | None:
         found = raw[error.start : error.end].hex(" ")
         reading.refuse(place, f"not UTF-8 (bytes {found} at byte {error.start} of the line)")
         return None
-    text = text.removesuffix("\n")
-    if text.endswith("\r"):
-        text = text[:-1]
-        reading.carriage_returns += 1
-    if text.startswith("\ufeff"):
-        text = text[1:]
-        reading.byte_order_marks += 1
-    return reading.clean(text)
+    return reading.strip(text.removesuffix("\n"))

@@ -93,13 +93,40 @@ class Corruption:
         )
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (summed loss in nats, number of targets), in float32; IGNORE labels do not count.
+def summed_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (summed loss, number of targets): the one objective of training and evaluation.
 
-    logits: [N, V]; labels: int [N], checked by `check_labels` where they were made.
+    The labels' type decides: `squared_error` for floating labels, `cross_entropy` for integers.
     """
-    loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
+    return (squared_error if labels.is_floating_point() else cross_entropy)(logits, labels)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (summed loss in nats, number of targets); IGNORE labels do not count.
+
+    logits: [N, V]; labels: int [N], checked by `check_labels` where they were made. Computed in
+    float32, or in float64 where the logits are.
+    """
+    loss = F.cross_entropy(_precise(logits), labels, ignore_index=IGNORE, reduction="sum")
     return loss, (labels != IGNORE).sum()
+
+
+def squared_error(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (Σ (logit - label)², number of labels that are not NaN); NaN stands for no label.
+
+    logits: [B, 1]; labels: float [B]. Any other shape is an AssertionError, since [B, 1] against
+    [B] would broadcast to [B, B]. Computed in float32, or in float64 where the logits are.
+    """
+    shapes = f"logits {tuple(logits.shape)}, labels {tuple(labels.shape)}"
+    assert labels.ndim == 1 and logits.shape == (len(labels), 1), shapes
+    known = ~labels.isnan()
+    # chosen before the square: what is left out must not send a NaN back either
+    errors = torch.where(known, _precise(logits)[:, 0] - labels, 0.0)
+    return errors.square().sum(), known.sum()
+
+
+def _precise(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def check_labels(labels: NDArray[np.int64], num_classes: int) -> None:

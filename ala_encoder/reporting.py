@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ala_encoder.errors import UserError, nearest
+from ala_encoder.metrics import METRICS
 from ala_encoder.plots import Panel, Point, draw_loss, draw_scores
 from ala_encoder.records import (
     Record,
@@ -26,17 +27,12 @@ from ala_encoder.records import (
     tidy,
 )
 
-_PLOTTED = ("test_accuracy", "eval_accuracy", "eval_loss")
-_ORDER = (
-    "test_accuracy",
-    "test_f1",
-    "eval_accuracy",
-    "eval_f1",
-    "test_loss",
-    "eval_loss",
-    "eval_unigram_loss",
-    "eval_perplexity",
-)
+_SPLITS = ("test", "test_matched", "test_mismatched", "eval", "eval_matched", "eval_mismatched")
+_OFFICIAL = tuple(f"{split}_{name}" for split in _SPLITS for name in METRICS)
+_PLOTTED = (*_OFFICIAL, "eval_loss")
+_ORDER = (*_OFFICIAL, "test_loss", "eval_loss", "eval_unigram_loss", "eval_perplexity")
+Floors = Mapping[str, Mapping[str, float]]
+"""Data name → score → the value that a simple baseline reaches."""
 _REASONS = {
     "FAILED": "it failed",
     "KILLED": "it was stopped",
@@ -129,14 +125,76 @@ def _ordered(names: Iterable[str]) -> tuple[str, ...]:
 # ---- Markdown
 
 
-def render_markdown(found: Sequence[Table], plot: str | None) -> str:
-    """Return the report: a section a table, then the plot's address when there is one."""
-    lines = ["# Comparison", ""]
+def render_markdown(
+    found: Sequence[Table],
+    plot: str | None,
+    floors: Floors | None = None,
+    floors_source: str | None = None,
+) -> str:
+    """Return the report: the summary, a section a table, then the plot when there is one.
+
+    Raises UserError for a floor of data or a score that the summary does not have.
+    """
+    lines = ["# Comparison", "", *_summary(found, floors or {}, floors_source)]
     for item in found:
         lines += _section(item)
     if plot is not None:
         lines += [f"![scores against encoder attention parameters]({plot})", ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _summary(found: Sequence[Table], floors: Floors, source: str | None) -> list[str]:
+    """Return one table of all runs: a row for each row of `found` and each of its main scores."""
+    shown = [(item, name) for item in found for name in _main(item)]
+    _check_floors(floors, shown)
+    if not shown:
+        return []
+    starts = len({row.pretrained for item in found for row in item.rows}) > 1
+    words = ["task", "data", "variant", *(["start"] if starts else []), "metric"]
+    numbers = ["n", "median", "mean", "sd", *(["floor"] if floors else [])]
+    body = []
+    for item, name in shown:
+        digits = _digits(item, name)
+        floor = floors.get(item.data_name, {}).get(name)
+        for row in item.rows:
+            values = row.values(name)
+            if not values:
+                continue
+            start = [_start(row)] if starts else []
+            n = str(len(values)) + f" of {len(row.runs)}" * (len(values) < len(row.runs))
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            figures = [statistics.median(values), statistics.fmean(values), spread]
+            figures += [floor] if floors else []
+            cells = ["-" if value is None else f"{value:.{digits}f}" for value in figures]
+            body.append([item.task, item.data_name, row.variant, *start, name, n, *cells])
+    text = "Over n seeds; sd is the sample standard deviation (ddof 1)."
+    if floors:
+        text += f" Floor: {source or 'given by the settings'}."
+    return ["## Summary", "", text, "", *_pipes([*words, *numbers], body, len(words)), ""]
+
+
+def _main(item: Table) -> list[str]:
+    """Return the official scores of a table; of a language model its loss."""
+    official = [name for name in item.metrics if name in _OFFICIAL]
+    return official or [name for name in item.metrics if name == "eval_loss"]
+
+
+def _check_floors(floors: Floors, shown: Sequence[tuple[Table, str]]) -> None:
+    known: dict[str, list[str]] = {}
+    for item, name in shown:
+        known.setdefault(item.data_name, []).append(name)
+    for data, values in floors.items():
+        if data not in known:
+            raise UserError(
+                f"floors.{data}: no finished run has this data; there are "
+                f"{', '.join(known) or 'none'}{nearest(data, known)}"
+            )
+        for name in values:
+            if name not in known[data]:
+                raise UserError(
+                    f"floors.{data}.{name}: no such score in the summary; there are "
+                    f"{', '.join(known[data])}{nearest(name, known[data])}"
+                )
 
 
 def _section(item: Table) -> list[str]:
@@ -152,7 +210,7 @@ def _caption(item: Table) -> str:
     data = f"Data: {item.data_name}"
     if "generated" in item.data_name.lower():
         data += ", a generated data set: its scores do not compare with published ones"
-    text = f"{data}. Mean ± sample standard deviation (ddof 1) over n seeds; losses in nats."
+    text = f"{data}. Mean ± sample standard deviation (ddof 1) over n seeds; {_units(item)}."
     runs = [run for row in item.rows for run in row.runs]
     taken = []
     for split in sorted({split for run in runs for split in run.counts}):
@@ -162,8 +220,18 @@ def _caption(item: Table) -> str:
     return f"{text} Scores taken over: {', '.join(taken)}." if taken else text
 
 
+def _units(item: Table) -> str:
+    names = {name.partition("_")[2] for name in item.metrics}
+    if names & {"pearson", "spearmanr"}:
+        return "losses are mean squared errors"
+    return "losses in nats" + ", perplexity per target piece" * ("perplexity" in names)
+
+
+def _start(row: Row) -> str:
+    return "pretrained" if row.pretrained else "scratch"
+
+
 def _grid(item: Table) -> list[str]:
-    """Return the rows of a Markdown table, padded so that it reads as plain text too."""
     starts = len({row.pretrained for row in item.rows}) > 1
     head = [
         "variant",
@@ -178,7 +246,7 @@ def _grid(item: Table) -> list[str]:
     digits = {name: _digits(item, name) for name in item.metrics}
     body = []
     for row in item.rows:
-        start = ["pretrained" if row.pretrained else "scratch"] if starts else []
+        start = [_start(row)] if starts else []
         sizes = [
             f"{row.parameters[name]:,}" if name in row.parameters else "-"
             for name in ("encoder_attention", "qk_groups", "total")
@@ -186,8 +254,15 @@ def _grid(item: Table) -> list[str]:
         seeds = ", ".join(str(run.seed) for run in row.runs)
         cells = [_cell(row, name, digits[name]) for name in item.metrics]
         body.append([row.variant, *start, str(len(row.runs)), seeds, *sizes, *cells])
+    return _pipes(head, body, 2 if starts else 1)
+
+
+def _pipes(head: Sequence[str], body: Sequence[Sequence[str]], texts: int) -> list[str]:
+    """Return the lines of a Markdown table, padded so that it reads as plain text too.
+
+    The first `texts` columns are words and stand left, those of numbers right.
+    """
     widths = [max(3, *map(len, column)) for column in zip(head, *body, strict=True)]
-    texts = 2 if starts else 1  # columns of words stand left, those of numbers right
     rule = [":" + "-" * (w - 1) if i < texts else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     return [
         "| "
@@ -221,8 +296,8 @@ def _cell(row: Row, metric: str, digits: int) -> str:
 def plot_scores(path: Path, found: Sequence[Table], metric: str | None = None) -> bool:
     """Draw a score against encoder attention parameters, a panel a table; False: nothing to draw.
 
-    metric: None takes the first of test_accuracy, eval_accuracy, eval_loss, then any other score,
-    that all averaged runs of the table have. Raises UserError when there is none, and for a metric
+    metric: None takes the first of the official scores, eval_loss, then any other score, that all
+    averaged runs of the table have. Raises UserError when there is none, and for a metric
     no run has.
     """
     filled = [item for item in found if item.rows]
@@ -257,7 +332,7 @@ def _panel(item: Table, metric: str) -> Panel:
     points = []
     for row in item.rows:
         if values := row.values(metric):
-            start = (", pretrained" if row.pretrained else ", scratch") if starts else ""
+            start = f", {_start(row)}" if starts else ""
             size = row.parameters.get("encoder_attention", 0)
             points.append(Point(f"{row.variant}{start}", size, values))
     return Panel(f"{item.task} on {item.data_name}", metric, tuple(points))

@@ -35,7 +35,17 @@ from ala_encoder.tokenizer import Tokenizer
 from ala_encoder.tracking import NullLog, RunInfo, RunLog, is_open, null_log
 from ala_encoder.training import Outcome
 
-_PACKAGES = ("torch", "deepspeed", "transformers", "tokenizers", "mlflow", "numpy", "ala-encoder")
+_PACKAGES = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "tokenizers",
+    "sentencepiece",
+    "datasets",
+    "mlflow",
+    "numpy",
+    "ala-encoder",
+)
 
 
 @dataclass(frozen=True)

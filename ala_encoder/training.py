@@ -27,7 +27,7 @@ from ala_encoder.engine import Engine, Update
 from ala_encoder.errors import RunStopped, UserError
 from ala_encoder.files import read_json, write_aside
 from ala_encoder.metrics import is_better
-from ala_encoder.objectives import cross_entropy
+from ala_encoder.objectives import summed_loss
 from ala_encoder.optim import learning_rate
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.train import BatchSplit
@@ -49,6 +49,8 @@ class Goal:
     best_metric: str | None = None
     """Keep the weights that were best by this score; None: the last ones are exported."""
     best_mode: Literal["max", "min"] = "max"
+    best_loss: str = "eval_loss"
+    """The loss that the export of the best weights must score again."""
 
 
 @dataclass
@@ -63,7 +65,7 @@ class State:
     best_score: float | None = None
     best_step: int | None = None
     best_loss: float | None = None
-    """eval_loss of the best weights, which their export must score again."""
+    """`Goal.best_loss` of the best weights, which their export must score again."""
     evaluated_step: int = -1
     scores: dict[str, float | None] = field(default_factory=dict)
 
@@ -164,7 +166,7 @@ class Loop:
         losses: list[Tensor] = []
         for number, inputs in enumerate(batch.micro_batches, 1):
             logits = self.engine(inputs)
-            loss, _ = cross_entropy(logits, inputs["labels"].to(logits.device))
+            loss, _ = summed_loss(logits, inputs["labels"].to(logits.device))
             is_last = number == len(batch.micro_batches)
             self.engine.backward(loss, batch.count, is_last=is_last)
             losses.append(loss.detach())
@@ -238,7 +240,7 @@ class Loop:
         score = scores.get(self.goal.best_metric or "")
         if self.state.step and is_better(score, self.state.best_score, self.goal.best_mode):
             self.state.best_score, self.state.best_step = score, self.state.step
-            self.state.best_loss = scores.get("eval_loss")
+            self.state.best_loss = scores.get(self.goal.best_loss)
             weights, path = self.engine.full_state(), self._best_path(self.state.step)
             ranks.on_main(lambda: write_aside(path, lambda aside: save_file(weights, aside)))
         self.window.leave_out(time.perf_counter() - began)

@@ -1,6 +1,6 @@
-"""Compare runs: one table of variants over seeds, all records as CSV, and a plot.
+"""Compare runs: a summary, tables of variants over seeds, all records as CSV, and a plot.
 
-python -m pipelines.compare RUN [RUN …] [metric=eval_loss] [output=FOLDER]
+python -m pipelines.compare [CONFIG.yaml] RUN [RUN …] [metric=eval_loss] [output=FOLDER]
 Without `runs`, the runs are those of the MLflow experiment `tracking.experiment`.
 """
 
@@ -29,7 +29,9 @@ def main(settings: CompareRun) -> None:
     drawn = reporting.plot_scores(plot, tables, settings.metric)
     if not drawn:
         plot.unlink(missing_ok=True)
-    report = reporting.render_markdown(tables, plot.name if drawn else None)
+    report = reporting.render_markdown(
+        tables, plot.name if drawn else None, settings.floors, settings.floors_source
+    )
     write_text(settings.output / "report.md", report)
     records = [record for _, found in read for record in found]
     write_text(settings.output / "report.csv", reporting.tidy(records))

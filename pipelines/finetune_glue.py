@@ -17,6 +17,7 @@ from ala_encoder.settings.train import split_batch
 
 def main(settings: FinetuneRun) -> None:
     """Train, keep the weights that are best on dev, score dev and test, write predictions."""
+    settings.data.check_training()
     split = split_batch(settings.train, ranks.world_size())
 
     from ala_encoder import evaluation, export, finetuning, glue, runs
@@ -24,11 +25,11 @@ def main(settings: FinetuneRun) -> None:
     from ala_encoder.training import Goal, fit
 
     start = finetuning.start_from(settings)
-    task = glue.task(settings.data.task)
+    task = glue.task_of(settings.data)
     data = finetuning.read(task, settings.data, start.tokenizer)
     table = check_stack(start.model, start.encoder, start.model.max_length)
     vocab_size = start.tokenizer.vocab_size
-    counts = count(start.model, start.encoder, table, vocab_size, task.num_labels)
+    counts = count(start.model, start.encoder, table, vocab_size, task.num_outputs)
     name = settings.name or f"{start.variant}-{task.name}-{settings.seed}"
     batch_size = settings.train.eval_batch_size
 
@@ -36,14 +37,16 @@ def main(settings: FinetuneRun) -> None:
         settings, name, task.name, counts, variant=start.variant, tags=start.tags
     ) as job:
         finetuning.log_data(job, data)
-        engine = Engine(start.build(task.num_labels), settings, split)
+        engine = Engine(start.build(task.num_outputs), settings, split)
         runs.log_engine(job, engine)
-        best = f"eval_{task.best_metric}"
+        steering = data.splits("dev")[0]
+        prefix = glue.prefix_of(steering)
         goal = Goal(
             examples=data.train,
-            evaluate=lambda forward: data.scores(forward, "dev", batch_size),
+            evaluate=lambda forward: data.scores(forward, steering, batch_size),
             identity=runs.identity(settings, start.tokenizer, data.digest),
-            best_metric=best,
+            best_metric=f"{prefix}_{task.best_metric}",
+            best_loss=f"{prefix}_loss",
         )
         outcome = fit(engine, goal, settings, split, job.folder, job.log)
         if not outcome.finished:
@@ -66,7 +69,7 @@ def main(settings: FinetuneRun) -> None:
         scores: dict[str, float | None] = {}
         for part in data.splits("dev", "test"):
             scores |= data.scores(evaluation.plain(model), part, batch_size, job.folder / "eval")
-        runs.check_export(scores["eval_loss"], outcome.state.best_loss, engine)
+        runs.check_export(scores[f"{prefix}_loss"], outcome.state.best_loss, engine)
         runs.finish(job, card, scores)
 
 

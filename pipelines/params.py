@@ -12,7 +12,7 @@ from ala_encoder.settings.experiment import Architecture
 
 def main(settings: Architecture, as_json: bool) -> None:
     """Print the counts of every part."""
-    counts = count(settings.model, settings.encoder, settings.table, settings.tokenizer.vocab_size)
+    counts = count(settings.model, settings.encoder, settings.table, settings.vocab_size)
     if as_json:
         print(json.dumps(counts))
         return

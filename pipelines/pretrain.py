@@ -19,7 +19,7 @@ def main(settings: PretrainRun) -> None:
     """Train, validate on held-out text with one fixed mask set, and export."""
     split = split_batch(settings.train, ranks.world_size())
 
-    from ala_encoder import corpus, evaluation, export, runs
+    from ala_encoder import corpus, evaluation, export, runs, sources
     from ala_encoder.engine import Engine
     from ala_encoder.errors import UserError
     from ala_encoder.examples import training_blocks, unigram_loss, validation_blocks
@@ -30,13 +30,9 @@ def main(settings: PretrainRun) -> None:
     if not settings.tokenizer.path.exists():
         raise UserError(f"tokenizer.path = {settings.tokenizer.path}: run train_tokenizer first")
     tokenizer = Tokenizer.load(settings.tokenizer.path)
-    tokens = corpus.open_tokens(
-        settings.data.path,
-        tokenizer,
-        corpus.find_source(settings.data, ranks.say),
-        verify=ranks.is_main(),
-    )
-    manifest = corpus.read_manifest(settings.data.path)
+    source = sources.find_source(settings.data, ranks.say)
+    manifest = corpus.prepare(settings.data.path, source, tokenizer, say=ranks.say)
+    tokens = corpus.open_tokens(settings.data.path, tokenizer, verify=ranks.is_main())
     train = training_blocks(tokens["train"], settings.data, tokenizer, settings.seed)
     valid = validation_blocks(tokens["valid"], settings.data, tokenizer)
     table = check_stack(settings.model, settings.encoder, settings.data.length)

@@ -1,4 +1,4 @@
-"""Train the tokenizer that a config names, on the training text of its corpus."""
+"""Make the tokenizer that a config names: trained on its corpus, or copied from a published one."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ from ala_encoder.command import run
 from ala_encoder.settings.experiment import PretrainRun
 
 
-def main(settings: PretrainRun) -> None:
-    """Write the tokenizer folder; an existing one is read, checked and left as it is."""
-    from ala_encoder import corpus
-    from ala_encoder.tokenizer import Tokenizer, report
+def main(settings: PretrainRun, as_json: bool) -> None:
+    """Write the tokenizer folder, and how it fits the valid text; an existing one is left as is."""
+    import functools
+    import json
 
+    from ala_encoder import files, sources, tokenizer
+    from ala_encoder.lines import Reading
+
+    say = functools.partial(print, flush=True, file=sys.stderr if as_json else sys.stdout)
     wanted = settings.tokenizer
-    source = corpus.find_source(settings.data)
-    if wanted.path.exists():
-        tokenizer = Tokenizer.load(wanted.path)
-        print(f"{wanted.path} exists: {tokenizer.vocab_size:,} pieces, left as it is")
-    else:
-        print(f"training {wanted.vocab_size:,} pieces on {source.name} …", flush=True)
-        tokenizer = Tokenizer.train(
-            source.files["train"],
-            vocab_size=wanted.vocab_size,
-            lowercase=wanted.lowercase,
-            min_frequency=wanted.min_frequency,
-        )
-        tokenizer.save(wanted.path)
-        print(f"{wanted.path}: {tokenizer.vocab_size:,} pieces")
-    for name, value in report(tokenizer, source.files["valid"]).items():
-        print(
-            f"  {name.replace('_', ' ')}: {value:.4g}"
-            if isinstance(value, float)
-            else f"  {name.replace('_', ' ')}: {value:,}"
-        )
+    source = sources.find_source(settings.data, say)
+    reading = Reading(source.on_bad_row)
+    with files.locked(wanted.path, say):
+        made = not wanted.path.exists()
+        if made:
+            say(f"making a {wanted.kind} tokenizer in {wanted.path} …")
+            tokenizer.make(wanted, sources.texts(source, "train", reading), say=say)
+        ready = tokenizer.load(wanted.path)
+        tokenizer.check(ready, wanted, say=say)
+        say(f"{wanted.path}: {ready.vocab_size:,} pieces{'' if made else ', left as it is'}")
+        fit = tokenizer.report(ready, sources.texts(source, "valid", reading))
+        if made:
+            files.write_json(wanted.path / "report.json", fit)
+    for note in reading.notes():
+        say(f"note: {note}")
+    if as_json:
+        print(json.dumps(fit))
+        return
+    for name, value in fit.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+        print(f"  {name.replace('_', ' ')}: {shown}")
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, PretrainRun, __doc__ or ""))
+    sys.exit(run(main, PretrainRun, __doc__ or "", json_flag=True))

@@ -21,7 +21,7 @@ from ala_encoder.objectives import Corruption, cross_entropy
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.model import EncoderModel
 from ala_encoder.settings.train import BatchSplit, TrainSettings, split_batch
-from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, Tokenizer
+from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, WordPiece
 
 WORLDS = range(1, 9)
 # more workers than this machine has cores are meant here
@@ -320,7 +320,7 @@ def test_d17_six_items_on_four_workers_are_six() -> None:
 # What is in a batch
 
 
-TOKENIZER = Tokenizer([*SPECIAL_TOKENS, *(f"w{i}" for i in range(25))], Normalisation())
+TOKENIZER = WordPiece([*SPECIAL_TOKENS, *(f"w{i}" for i in range(25))], Normalisation())
 
 
 def blocks(size: int = 160) -> MaskedBlocks:

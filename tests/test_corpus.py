@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
 import random
 import resource
 import stat
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
-from ala_encoder import corpus
-from ala_encoder.corpus import Source, find_source, open_tokens, prepare, read_manifest
+from ala_encoder import corpus, manifests
+from ala_encoder.corpus import open_tokens, prepare
 from ala_encoder.errors import UserError
-from ala_encoder.settings.corpus import CorpusSettings
-from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, Tokenizer
+from ala_encoder.files import locked
+from ala_encoder.sources import Source
+from ala_encoder.tables import NamedDataset
+from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, Tokenizer, WordPiece
 
 LETTERS = "abcdefghij"
 SEP = SPECIAL_TOKENS.index("[SEP]")
@@ -30,7 +37,7 @@ UNK = SPECIAL_TOKENS.index("[UNK]")
 def tokenizer(*more: str, lower: bool = True) -> Tokenizer:
     """One piece a letter; words of several letters are cut into letters."""
     pieces = [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *more]
-    return Tokenizer(pieces, Normalisation(do_lower_case=lower))
+    return WordPiece(pieces, Normalisation(do_lower_case=lower))
 
 
 def ids(words: str) -> list[int]:
@@ -40,6 +47,11 @@ def ids(words: str) -> list[int]:
 
 def silent(_: str) -> None:
     pass
+
+
+def names(folder: Path) -> list[str]:
+    """Return what is in a folder but for lock files."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
 
 
 @pytest.fixture
@@ -132,7 +144,7 @@ def test_b20_a_text_without_a_token_is_refused_by_name(
     line = refusal(prepare, folder, source(tmp_path, **texts), tokenizer(), say=silent)
     assert f"data.source.{split}" in line
     assert f"{split}.txt" in line
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.txt", "valid.txt"]
+    assert names(tmp_path) == ["train.txt", "valid.txt"]
 
 
 def test_b21_text_that_is_not_utf_8_is_told_with_file_and_line(
@@ -140,7 +152,7 @@ def test_b21_text_that_is_not_utf_8_is_told_with_file_and_line(
 ) -> None:
     line = refusal(prepare, folder, source(tmp_path, b"a\nb \xe9\n"), tokenizer(), say=silent)
     assert "train.txt:2" in line
-    assert "byte 2" in line
+    assert "bytes e9 at byte 2" in line
     assert not folder.exists()
 
 
@@ -165,8 +177,8 @@ def test_a_broken_gzip_is_refused_by_name_and_leaves_nothing(
     found = source(tmp_path, "a")
     found.files["train"] = [tmp_path / "broken.gz"]
     (tmp_path / "broken.gz").write_bytes(content)
-    assert "broken.gz: cannot read" in refusal(prepare, folder, found, tokenizer(), say=silent)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["broken.gz", "train.txt", "valid.txt"]
+    assert "broken.gz: cannot be read" in refusal(prepare, folder, found, tokenizer(), say=silent)
+    assert names(tmp_path) == ["broken.gz", "train.txt", "valid.txt"]
 
 
 def test_documents_do_not_reach_from_one_file_into_the_next(tmp_path: Path, folder: Path) -> None:
@@ -188,7 +200,7 @@ def test_a_long_document_has_one_separator_at_its_true_end(
     text = "\n".join(["a"] * paragraphs) + end
     expected = ids("a" * paragraphs + "|") + (ids("b|") if end.endswith("b") else [])
     assert tokens_of(tmp_path, text) == expected
-    record = read_manifest(tmp_path / "c")["splits"]["train"]
+    record = manifests.read(tmp_path / "c")["splits"]["train"]
     assert record["documents"] == 2 if end.endswith("b") else 1
     assert record["tokens"] == len(expected)
 
@@ -218,45 +230,6 @@ def by_hand(text: str) -> list[int]:
                 5 + LETTERS.find(c) + (inside if i else 0) for i, c in enumerate(word)
             ]  # fmt: skip
     return found + ([SEP] if open_document else [])
-
-
-# Finding files
-
-
-def settings(path: Path, train: list[str], valid: list[str]) -> CorpusSettings:
-    return CorpusSettings.model_validate(
-        {"path": path, "source": {"kind": "files", "train": train, "valid": valid}}
-    )
-
-
-def test_files_folders_and_globs_are_found_sorted_and_once(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.txt", "c.txt.gz", "d.md", "sub/e.txt", "x[1].txt", "v.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("a")
-
-    def found(*patterns: str) -> list[str]:
-        given = [str(tmp_path / pattern) for pattern in patterns]
-        files = find_source(settings(tmp_path, given, [str(tmp_path / "v.txt")])).files["train"]
-        return [str(file.relative_to(tmp_path)) for file in files]
-
-    assert found("[ab].txt", "a.txt") == ["a.txt", "b.txt"]
-    assert found("sub") == ["sub/e.txt"]
-    assert found("**/e.txt") == ["sub/e.txt"]
-    assert found("x[1].txt") == ["x[1].txt"]
-    assert found("c*") == ["c.txt.gz"]
-    assert found("d.md") == ["d.md"]
-
-
-def test_a_pattern_without_a_file_and_a_file_in_both_splits_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a")
-    (tmp_path / "empty").mkdir()
-    here = str(tmp_path / "a.txt")
-    for missing in ("b.txt", "*.md", "empty"):
-        pattern = str(tmp_path / missing)
-        line = refusal(find_source, settings(tmp_path, [pattern], [here]))
-        assert line == f"data.source.train: {pattern!r} matches no file"
-    line = refusal(find_source, settings(tmp_path, [here], [str(tmp_path / "*.txt")]))
-    assert "a.txt is in train and in valid" in line
 
 
 # Folders
@@ -369,7 +342,7 @@ def test_r8_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, folder: P
     with full_disk():
         line = refusal(prepare, folder, found, tokenizer(), say=silent)
     assert f"data.path = {folder}: cannot write" in line
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.txt", "valid.txt"]
+    assert names(tmp_path) == ["train.txt", "valid.txt"]
 
 
 def test_a_corpus_is_readable_by_the_group_as_other_folders_are(
@@ -433,7 +406,7 @@ def changed(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("dtype", "O"), ("dtype", ">u2"), ("dtype", None), ("format", 2), ("format", "1"),
+        ("dtype", "O"), ("dtype", ">u2"), ("dtype", None), ("format", 3), ("format", "2"),
         ("splits.train", None), ("splits.valid", []), ("splits.extra", {}), ("tokenizer", None),
         ("tokenizer", 3), ("splits.train.tokens", "201"), ("splits.train.tokens", -1),
         ("splits.train.tokens", 200), ("splits.train.sha256", None), ("splits.train.files", [{}]),
@@ -442,7 +415,7 @@ def changed(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_r20_a_damaged_manifest_is_refused(path: str, value: Any, made: Path) -> None:
     file = made / "manifest.json"
-    file.write_text(json.dumps(changed(read_manifest(made), path, value)))
+    file.write_text(json.dumps(changed(manifests.read(made), path, value)))
     assert str(made) in refusal(open_tokens, made, tokenizer())
 
 
@@ -466,11 +439,11 @@ def test_r20_random_damage_of_a_manifest_is_refused_or_harmless(made: Path) -> N
 @pytest.mark.parametrize("content", ["", "[]", "3", "{", "[" * 100_000, "\xff", '{"format": 1}'])
 def test_r20_a_manifest_that_is_none_is_refused(content: str, made: Path) -> None:
     (made / "manifest.json").write_bytes(content.encode("latin-1"))
-    assert "manifest.json" in refusal(read_manifest, made)
+    assert "manifest.json" in refusal(manifests.read, made)
 
 
 def test_a_folder_without_a_corpus_says_what_to_run(tmp_path: Path) -> None:
-    line = refusal(read_manifest, tmp_path / "nothing")
+    line = refusal(manifests.read, tmp_path / "nothing")
     assert "run prepare_data first" in line
 
 
@@ -482,7 +455,7 @@ def test_b17_the_width_of_an_id_follows_from_the_vocabulary(
     size: int, dtype: str, tmp_path: Path, folder: Path
 ) -> None:
     words = [f"w{i}" for i in range(size - 5)]
-    big = Tokenizer([*SPECIAL_TOKENS, *words], Normalisation())
+    big = WordPiece([*SPECIAL_TOKENS, *words], Normalisation())
     found = source(tmp_path, f"w{size - 6} w0\n", "w1")
     manifest = prepare(folder, found, big, say=silent)
     tokens = open_tokens(folder, big, found)["train"]
@@ -495,7 +468,7 @@ def test_b17_an_array_too_narrow_for_the_vocabulary_is_refused(
     tmp_path: Path, folder: Path
 ) -> None:
     words = [f"w{i}" for i in range(70_000)]
-    big = Tokenizer([*SPECIAL_TOKENS, *words], Normalisation())
+    big = WordPiece([*SPECIAL_TOKENS, *words], Normalisation())
     manifest = prepare(folder, source(tmp_path, "w69999\n", "w1"), big, say=silent)
     narrow = changed(changed(manifest, "dtype", "<u2"), "splits.train.tokens", 4)
     (folder / "manifest.json").write_text(json.dumps(narrow))
@@ -508,8 +481,153 @@ def test_a_manifest_counts_what_is_in_the_array(tmp_path: Path, folder: Path) ->
     record = manifest["splits"]["train"]
     counts = {key: record[key] for key in record if isinstance(record[key], int)}
     assert counts == {
-        "tokens": 7, "documents": 2, "paragraphs": 3, "unknown": 2, "carriage_returns": 1
+        "tokens": 7, "documents": 2, "paragraphs": 3, "words": 5, "unknown": 2,
+        "carriage_returns": 1, "byte_order_marks": 0, "nulls": 0, "surrogates": 0, "skipped": 0,
     }  # fmt: skip
+    assert manifest["options"] == {"column": None, "on_bad_row": "error"}
     assert (manifest["name"], manifest["credit"]) == ("toy", "nobody")
     assert manifest["vocab_size"] == 25
-    assert read_manifest(folder) == manifest
+    assert manifests.read(folder) == manifest
+
+
+def test_a_corpus_of_an_older_version_says_to_prepare_again(made: Path) -> None:
+    (made / "manifest.json").write_text(json.dumps({**manifests.read(made), "format": 1}))
+    line = refusal(manifests.read, made)
+    assert "of an older version, delete the folder and prepare again" in line
+
+
+# Long paragraphs
+
+
+def test_a_long_paragraph_is_cut_only_between_words_and_keeps_every_character(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(corpus, "_PIECE_LENGTH", 8)
+    draw = random.Random(0)
+    for _ in range(300):
+        text = "".join(draw.choices(["a", "bc ", "  ", "\t", " d", "é", ". "], k=60))
+        counts: Counter[str] = Counter()
+        pieces = [piece for piece in corpus._pieces([text], counts) if piece is not None]
+        assert "".join(pieces) == text
+        assert counts["words"] == len(text.split())
+        parts = [token for piece in pieces for token in tokenizer().encode(piece)]
+        assert parts == tokenizer().encode(text)
+
+
+def test_b20_a_line_of_6_megabytes_without_a_space_stays_in_memory(
+    tmp_path: Path, folder: Path
+) -> None:
+    found = source(tmp_path, "漢字仮名" * 500_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    record = prepare(folder, found, tokenizer(), say=silent)["splits"]["train"]
+    assert (record["tokens"], record["paragraphs"]) == (2_000_001, 1)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 600 << 10  # KiB; uncut it is 860 MiB, and 2.1 GiB at 15 MB
+
+
+# Tables, data sets and options
+
+
+def jsonl(path: Path, texts: list[object]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def test_a_row_is_a_document_and_lf_in_it_ends_a_paragraph(tmp_path: Path, folder: Path) -> None:
+    found = dataclasses.replace(source(tmp_path, ""), column="text")
+    texts = ["a\nb\n\nc", "", " \n", "d\r\n\ufeffa"]
+    found.files["train"] = [jsonl(tmp_path / "t.jsonl", list(texts))]
+    record = prepare(folder, found, tokenizer(), say=silent)["splits"]["train"]
+    assert open_tokens(folder, tokenizer(), found)["train"].tolist() == ids("a b c | d a |")
+    assert (record["documents"], record["paragraphs"], record["words"]) == (2, 5, 5)
+    assert (record["carriage_returns"], record["byte_order_marks"]) == (1, 1)
+
+
+def test_skipped_rows_are_counted_and_told_and_all_bad_is_an_error(
+    tmp_path: Path, folder: Path
+) -> None:
+    found = dataclasses.replace(source(tmp_path, ""), column="text", on_bad_row="skip")
+    found.files["train"] = [jsonl(tmp_path / "t.jsonl", ["a", None, 3, "b"])]
+    said: list[str] = []
+    record = prepare(folder, found, tokenizer(), say=said.append)["splits"]["train"]
+    assert (record["documents"], record["skipped"]) == (2, 2)
+    assert any("train: 2 bad rows were skipped" in line and "t.jsonl:2" in line for line in said)
+    prepare(folder, found, tokenizer(), say=said.append)
+    assert "is current" in said[-1]
+    assert "(2 bad rows skipped)" in said[-1]
+    jsonl(tmp_path / "t.jsonl", [None, 3])
+    line = refusal(prepare, tmp_path / "other", found, tokenizer(), say=silent)
+    assert "no token" in line
+    assert "2 bad rows, the first:" in line
+    assert "t.jsonl:1: column 'text' holds null" in line
+
+
+def test_b18_other_options_are_refused(tmp_path: Path, folder: Path) -> None:
+    found = dataclasses.replace(source(tmp_path, ""), column="text")
+    found.files["train"] = [jsonl(tmp_path / "t.jsonl", ["a"])]
+    prepare(folder, found, tokenizer(), say=silent)
+    for option, value in (("column", "body"), ("on_bad_row", "skip")):
+        other = dataclasses.replace(found, **{option: value})
+        line = refusal(open_tokens, folder, tokenizer(), other)
+        assert f"made with {option} = {getattr(found, option)}, not {value}" in line
+
+
+def test_b18_another_data_set_or_changed_rows_are_refused(tmp_path: Path, folder: Path) -> None:
+    def of(slice_: str, texts: list[str], name: str = "toy") -> Source:
+        saved = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": texts})})
+        saved.save_to_disk(tmp_path / name)
+        return Source(
+            name, "", dataset=NamedDataset(str(tmp_path / name)), column="text",
+            slices={"train": slice_, "valid": "train[-1:]"},
+        )  # fmt: skip
+
+    datasets.disable_progress_bars()
+    found = of("train[:2]", ["a", "b", "c"])
+    prepare(folder, found, tokenizer(), say=silent)
+    assert open_tokens(folder, tokenizer(), found)["train"].tolist() == ids("a | b |")
+    open_tokens(folder, tokenizer(), of("train[:2]", ["a", "b", "c"]))
+    for other, told in (
+        (of("train[:1]", ["a", "b", "c"]), "another train data set"),
+        (of("train[:2]", ["a", "b", "c"], "b"), "another train data set"),
+        (of("train[:2]", ["a", "d", "c"]), "toy[train[:2]] has changed since"),
+        (source(tmp_path, "a"), "column"),
+        (dataclasses.replace(source(tmp_path, "a"), column="text"), "another train data set"),
+    ):
+        assert told in refusal(open_tokens, folder, tokenizer(), other)
+
+
+# Several processes
+
+
+_PREPARE = """
+import sys
+from pathlib import Path
+from ala_encoder.corpus import prepare
+from tests.test_corpus import six_documents, tokenizer
+folder = Path(sys.argv[1])
+say = lambda line: print(line, flush=True)
+print(prepare(folder, six_documents(folder.parent), tokenizer(), say=say)["splits"]["train"])
+"""
+
+
+def six_documents(folder: Path) -> Source:
+    files = {"train": [folder / "six.jsonl"], "valid": [folder / "valid.txt"]}
+    return Source("six", "", files, column="text")
+
+
+def test_d17_six_documents_prepared_by_four_processes_at_once_are_six(
+    tmp_path: Path, folder: Path
+) -> None:
+    jsonl(tmp_path / "six.jsonl", list("abcdef"))
+    (tmp_path / "valid.txt").write_text("a")
+    command = [sys.executable, "-c", _PREPARE, str(folder)]
+    with locked(folder):
+        started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+        first = [process.stdout.readline() for process in started if process.stdout]
+        assert all("another process is at it, waiting" in line for line in first)
+    rest = [process.communicate(timeout=60)[0].splitlines() for process in started]
+    assert [process.returncode for process in started] == [0] * 4
+    assert sorted("is current" in lines[0] for lines in rest) == [False, True, True, True]
+    assert len({lines[1] for lines in rest}) == 1
+    assert manifests.read(folder)["splits"]["train"]["documents"] == 6
+    assert names(tmp_path) == ["corpus", "six.jsonl", "valid.txt"]

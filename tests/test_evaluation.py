@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,16 +14,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from ala_encoder import evaluation
+from ala_encoder import metrics
 from ala_encoder.batches import FIXED_EPOCH, Inputs, pieces
-from ala_encoder.evaluation import Loss, classify, language_model_loss, masked_lm_scores, plain
+from ala_encoder.evaluation import (
+    Loss,
+    Part,
+    language_model_loss,
+    masked_lm_scores,
+    merge,
+    plain,
+    predict,
+    predict_part,
+    write_scores,
+)
 from ala_encoder.examples import MaskedBlocks
 from ala_encoder.models import MaskedLM
-from ala_encoder.objectives import IGNORE, Corruption, cross_entropy
+from ala_encoder.objectives import IGNORE, Corruption
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.model import EncoderModel
 from ala_encoder.settings.train import BatchSplit
-from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, Tokenizer
+from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, WordPiece
+from pipelines.evaluate import _shown
 
 CLASSES = 3
 
@@ -65,6 +78,20 @@ class Points:
         }
 
 
+class Scored(Points):
+    """n examples with a number each."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.vectors = self.vectors[:, :1]
+        self.labels = np.random.default_rng(n + 1).integers(0, 6, n) / 1.0
+
+    def collate(self, ids: np.ndarray, epoch: int) -> Inputs:
+        if len(ids) == 0:
+            return {"x": torch.zeros(1, 1), "labels": torch.tensor([math.nan])}
+        return super().collate(ids, epoch)
+
+
 def forward(inputs: Mapping[str, Tensor]) -> Tensor:
     return inputs["x"]
 
@@ -82,30 +109,91 @@ def one_by_one(points: Points) -> tuple[list[int], float]:
 # Every example once
 
 
-@pytest.mark.parametrize("world", range(1, 9))
-def test_r21_every_example_is_scored_once_by_ranks_that_make_equally_many_calls(
-    world: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each rank in turn goes through the real batches, as its launcher's variables tell it."""
+def parts_of(
+    points: Points, world: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Part], list[int]]:
+    """Return what each rank finds, as its launcher's variables tell it, and its forward calls."""
+    parts, calls = [], []
     monkeypatch.setenv("WORLD_SIZE", str(world))
+    for rank in range(world):
+        monkeypatch.setenv("RANK", str(rank))
+        seen: list[int] = []
+
+        def counted(inputs: Mapping[str, Tensor], seen: list[int] = seen) -> Tensor:
+            seen.append(len(inputs["x"]))
+            return inputs["x"]
+
+        parts.append(predict_part(counted, points, size))
+        assert max(seen) <= size
+        calls.append(len(seen))
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.delenv("RANK")
+    return parts, calls
+
+
+def scored(points: Points, predicted: list[Any], loss: Loss) -> dict[str, float | None]:
+    """Return every metric that such labels have, and the mean loss."""
+    names = ["accuracy", "f1", "matthews_correlation"]
+    if isinstance(points, Scored):
+        names = ["pearson", "spearmanr"]
+    values, _, _ = metrics.scores(names, predicted, points.labels)
+    return {**values, "loss": loss.mean, "count": loss.count}
+
+
+def check_same(found: dict[str, float | None], alone: dict[str, float | None]) -> None:
+    """The requirement: counts exactly equal, floats within 1e-12, no value on both sides alike."""
+    assert found.keys() == alone.keys()
+    for name, value in found.items():
+        wanted = alone[name]
+        if value is None or wanted is None or isinstance(wanted, int):
+            assert value == wanted, name
+        else:
+            assert abs(value - wanted) <= 1e-12 * max(1.0, abs(wanted)), name
+
+
+@pytest.mark.parametrize("kind", [Points, Scored])
+@pytest.mark.parametrize("world", range(1, 9))
+def test_r21_every_metric_over_ranks_is_that_of_one_process(
+    kind: type[Points], world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defined = 0
     for n in range(1, 34):
-        points = Points(n)
-        expected, _ = one_by_one(points)
+        points = kind(n)
+        alone = scored(points, *predict(forward, points, n))
+        defined += all(value is not None for value in alone.values())
         for size in range(1, 6):
-            parts, losses, calls = [], [], []
-            for rank in range(world):
-                monkeypatch.setenv("RANK", str(rank))
-                number = 0
-                for ids, logits, labels in evaluation._batches(forward, points, size):
-                    number += 1
-                    assert len(logits) == max(1, len(ids)) <= size
-                    losses.append(cross_entropy(logits, labels))
-                    parts += zip(ids.tolist(), logits[: len(ids)].argmax(-1).tolist(), strict=True)
-                calls.append(number)
+            parts, calls = parts_of(points, world, size, monkeypatch)
             assert len(set(calls)) == 1
-            assert [i for i, _ in sorted(parts)] == list(range(n))
-            assert [label for _, label in sorted(parts)] == expected
-            assert sum(int(count) for _, count in losses) == n
+            predicted, loss = merge(parts, n)
+            assert loss.count == n
+            check_same(scored(points, predicted, loss), alone)
+    assert defined > 28
+
+
+@pytest.mark.parametrize("kind", [Points, Scored])
+def test_r21_padded_duplicates_are_noticed_by_the_merge_and_by_the_comparison(
+    kind: type[Points], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a padding sampler does to 10 examples on 4 ranks: the first two are scored again."""
+    points = kind(10)
+    alone = scored(points, *predict(forward, points, 10))
+    parts, _ = parts_of(points, 4, 3, monkeypatch)
+    again = Part(parts[0].predictions[:2], Loss(parts[0].loss.total / 3 * 2, 2))
+    lost = [*parts[:-1], Part(parts[-1].predictions[:-1], parts[-1].loss)]
+    for broken in ([*parts, again], lost, parts[1:]):
+        with pytest.raises(AssertionError, match="each example exactly once"):
+            merge(broken, 10)
+    # without that assertion the comparison above would fail too
+    padded = [*points.labels, *points.labels[:2]]
+    pairs = [pair for part in (*parts, again) for pair in part.predictions]
+    names = [name for name in alone if name not in ("loss", "count")]
+    values, _, _ = metrics.scores(names, [value for _, value in pairs], padded)
+    total, count = merge(parts, 10)[1].total + again.loss.total, 12
+    with pytest.raises(AssertionError):
+        check_same({**values, "loss": total / count, "count": count}, alone)
+    for name in (*names, "loss"):
+        with pytest.raises(AssertionError):
+            check_same({**alone, name: {**values, "loss": total / count}[name]}, alone)
 
 
 @pytest.mark.parametrize("world", range(1, 9))
@@ -126,11 +214,26 @@ def test_r21_one_process_equals_a_loop_for_every_batch_size() -> None:
         points = Points(n)
         expected, total = one_by_one(points)
         for size in (1, 2, 3, 5, 64):
-            predicted, loss = classify(forward, points, size)
+            predicted, loss = predict(forward, points, size)
             assert predicted == expected
             assert loss.count == n
-            assert loss.total == pytest.approx(total, rel=1e-6)
+            assert loss.total == pytest.approx(total, rel=1e-12)
             assert language_model_loss(forward, points, size) == loss
+
+
+def test_r21_a_regression_s_predictions_are_its_outputs_and_the_loss_is_their_squared_error() -> (
+    None
+):
+    for n in range(1, 34):
+        points = Scored(n)
+        points.labels[0] = math.nan
+        outputs = points.vectors[:, 0].tolist()
+        pairs = list(zip(outputs, points.labels.tolist(), strict=True))[1:]
+        for size in (1, 2, 3, 5, 64):
+            predicted, loss = predict(forward, points, size)
+            assert predicted == outputs
+            assert loss.count == n - 1
+            assert loss.total == pytest.approx(sum((x - y) ** 2 for x, y in pairs), rel=1e-12)
 
 
 def _rank(rank: int, world: int, store: str, answers: Any) -> None:
@@ -142,7 +245,8 @@ def _rank(rank: int, world: int, store: str, answers: Any) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
     found = [
-        (n, size, classify(forward, Points(n), size), language_model_loss(forward, Points(n), size))
+        (n, size, predict(forward, Points(n), size), language_model_loss(forward, Points(n), size),
+         predict(forward, Scored(n), size))
         for n in (1, 2, 3, 7, 10) for size in (1, 4)
     ]  # fmt: skip
     dist.barrier()
@@ -166,19 +270,21 @@ def test_r21_real_ranks_agree_with_one_process(world: int, tmp_path: Path) -> No
         assert process.exitcode == 0
     assert sorted(found) == list(range(world))
     for of_rank in found.values():
-        for n, size, (predicted, loss), same in of_rank:
-            alone, total = classify(forward, Points(n), size)
+        for n, size, (predicted, loss), same, numbers in of_rank:
+            alone, total = predict(forward, Points(n), size)
+            one = scored(Scored(n), *predict(forward, Scored(n), n))
+            check_same(scored(Scored(n), *numbers), one)
             assert predicted == alone
             assert loss.count == total.count == n  # F22: none is counted twice
-            assert loss.total == pytest.approx(total.total, rel=1e-6)
-            assert same == loss
+            assert loss.total == pytest.approx(total.total, rel=1e-12)
+            assert same.count == n and same.total == pytest.approx(loss.total, rel=1e-12)
     assert len({repr(of_rank) for of_rank in found.values()}) == 1
 
 
 # Masked language models
 
 
-TOKENIZER = Tokenizer([*SPECIAL_TOKENS, *(f"w{i}" for i in range(25))], Normalisation())
+TOKENIZER = WordPiece([*SPECIAL_TOKENS, *(f"w{i}" for i in range(25))], Normalisation())
 
 
 def masked_lm(seed: int = 0) -> MaskedLM:
@@ -228,6 +334,42 @@ def test_d07_the_perplexity_does_not_depend_on_the_batch(selection: str) -> None
         assert scores["eval_targets"] == count
 
 
+def test_d10_a_reported_perplexity_has_its_denominator_printed_in_full(tmp_path: Path) -> None:
+    """The perplexity is per target piece: exp of the summed loss over exactly that many targets."""
+    model, valid = masked_lm(), blocks(150)
+    total, count = loop_loss(model, valid)
+    write_scores(tmp_path, "mlm", "valid", "x", masked_lm_scores(plain(model), valid, 8), {}, {})
+    found = json.loads((tmp_path / "valid.json").read_text("utf-8"))["scores"]
+    assert found["eval_targets"] == count
+    assert found["eval_perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert _shown("eval_targets", found["eval_targets"]) == str(count)
+    assert _shown("eval_targets", 1_234_567.0) == "1234567"
+    assert _shown("eval_perplexity", 25.8123456) == "25.8123"
+
+
+def test_a_score_without_a_value_is_null_with_a_reason_and_notes_stand_beside(
+    tmp_path: Path,
+) -> None:
+    scores = {"eval_loss": math.nan, "eval_perplexity": math.inf, "eval_pearson": None,
+              "eval_matthews_correlation": 0.0, "eval_examples": 3.0}  # fmt: skip
+    notes = {"eval_matthews_correlation": "0 by rule: all 3 predictions are of class 1"}
+    write_scores(tmp_path, "x", "dev", "y", scores, {"eval_pearson": "all are 2.5"}, notes)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    text = (tmp_path / "dev.json").read_text("utf-8")
+    found = json.loads(text, parse_constant=refuse)
+    assert found["scores"] == {**dict.fromkeys(scores), "eval_matthews_correlation": 0.0,
+                               "eval_examples": 3.0}  # fmt: skip
+    assert found["undefined"] == {
+        "eval_loss": "it is not finite",
+        "eval_perplexity": "it is not finite",
+        "eval_pearson": "all are 2.5",
+    }
+    assert found["notes"] == notes
+
+
 def test_f24_ranks_without_a_block_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, valid = masked_lm(), blocks(40)
     whole = language_model_loss(plain(model), valid, 8)
@@ -267,5 +409,5 @@ def test_labels_never_reach_the_model() -> None:
             return inputs["x"]
 
     call: Callable[..., Any] = plain(Keys())
-    predicted, _ = classify(call, Points(5), 2)
+    predicted, _ = predict(call, Points(5), 2)
     assert predicted == one_by_one(Points(5))[0]

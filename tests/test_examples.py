@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from ala_encoder import examples, glue
+from ala_encoder import examples, glue, labelled
 from ala_encoder.batches import FIXED_EPOCH
 from ala_encoder.errors import UserError
 from ala_encoder.examples import LabelledSentences, MaskedBlocks, training_blocks, validation_blocks
 from ala_encoder.objectives import IGNORE, Corruption
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.task import TaskSettings
-from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, Tokenizer
+from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, WordPiece
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 WORDS = [f"w{i}" for i in range(45)]
-TOKENIZER = Tokenizer([*SPECIAL_TOKENS, *WORDS], Normalisation())
+TOKENIZER = WordPiece([*SPECIAL_TOKENS, *WORDS], Normalisation())
 
 
 def blocks(
@@ -208,7 +209,7 @@ def sentences(
 ) -> LabelledSentences:
     first = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11 w12", "zzz"]
     second = ["w20", "w21 w22 w23 w24 w25 w26", "w27 w28", ""] if pairs else None
-    found = glue.Examples(first, second, labels, [0, 1, 2, 3], "x.tsv", 0)
+    found = labelled.Examples(first, second, labels, [0, 1, 2, 3], "x.tsv", 0)
     data = TaskSettings(task="mrpc", length=length)
     return LabelledSentences(found, glue.task("mrpc" if pairs else "sst2"), data, TOKENIZER)
 
@@ -267,3 +268,26 @@ def test_f24_an_empty_piece_of_sentences_is_one_row_without_a_target() -> None:
 def test_d05_a_label_outside_the_task_is_refused_before_training(wrong: int) -> None:
     with pytest.raises(ValueError, match=f"label {wrong}"):
         sentences(labels=[0, wrong, 1, 0])
+
+
+def scored(labels: list[float] | None) -> LabelledSentences:
+    pairs = [f"w{n}" for n in range(4)]
+    found = labelled.Examples(pairs, pairs, labels, [0, 1, 2, 3], "x.tsv")
+    return LabelledSentences(
+        found, glue.task("stsb"), TaskSettings(task="stsb", length=8), TOKENIZER
+    )
+
+
+def test_a08_scores_are_one_float_an_example() -> None:
+    labels = scored([0.0, 2.5, 5.0, 1.25]).collate(ids(2, 0, 1), 0)["labels"]
+    assert labels.dtype == torch.float32
+    assert labels.shape == (3,)
+    assert labels.tolist() == [5.0, 0.0, 2.5]
+
+
+@pytest.mark.parametrize(("labels", "some"), [(None, ids(0, 3)), ([1.0] * 4, ids())])
+def test_a_score_that_is_not_there_is_nan(labels: list[float] | None, some: Any) -> None:
+    batch = scored(labels).collate(some, 0)
+    assert batch["labels"].dtype == torch.float32
+    assert batch["labels"].shape == batch["input_ids"].shape[:1]
+    assert batch["labels"].isnan().all()

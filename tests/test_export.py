@@ -23,8 +23,10 @@ from ala_encoder.export import Card
 from ala_encoder.files import read_json, write_json
 from ala_encoder.models import Classifier, MaskedLM
 from ala_encoder.settings.experiment import PretrainRun
+from ala_encoder.settings.task import TaskSettings
+from ala_encoder.settings.tokenizer import WordPieceSettings
 from ala_encoder.settings.train import split_batch
-from ala_encoder.tokenizer import Tokenizer
+from ala_encoder.tokenizer import Tokenizer, train
 from ala_encoder.training import Outcome, State
 from tests.launched import small
 
@@ -104,21 +106,34 @@ def test_the_best_weights_are_exported_when_there_are_some(home: Path, tmp_path:
     assert all(torch.equal(tensor, best[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("num_labels", [2, 3])
-def test_a_classifier_comes_back_bitwise(num_labels: int, home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("labels", [(), ("a", "b"), ("a", "b", "c")])
+def test_a_classifier_or_a_regression_comes_back_bitwise(
+    labels: tuple[str, ...], home: Path, tmp_path: Path
+) -> None:
     run = small.settings()
     tokenizer, _ = small.data(home)
-    model = Classifier(run.model, run.encoder, tokenizer.vocab_size, num_labels).eval()
-    labels = tuple("abc"[:num_labels])
-    card = card_of(run, tokenizer, kind="classifier", labels=labels,
-                   data={"task": "sst2", "length": 32})  # fmt: skip
+    outputs = len(labels) or 1
+    model = Classifier(run.model, run.encoder, tokenizer.vocab_size, outputs).eval()
+    data = TaskSettings(task="stsb" if not labels else "mnli", path=Path("x"), length=32)
+    card = card_of(run, tokenizer, kind="classifier", labels=labels, data=data)
     export.write(tmp_path / "export", card, tokenizer, model.state_dict())
     exported = export.read(tmp_path / "export")
     assert exported.card == card
     read = exported.build()
     given = {name: tensor for name, tensor in inputs().items() if name != "targets"}
     with torch.no_grad():
+        assert read(**given).shape == (3, outputs)
         assert torch.equal(read(**given), model(**given))
+
+
+def test_a_card_with_the_task_settings_of_before_is_read(folder: Path) -> None:
+    before = {
+        "task": "mrpc", "path": "data/MRPC", "cache": ".cache/quickstart", "length": 128,
+        "on_bad_row": "error", "max_train_examples": 0,
+    }  # fmt: skip
+    card(lambda d: d.update(data=before, kind="classifier", labels=["no", "yes"]))(folder)
+    data = export.read(folder).card.data
+    assert data == TaskSettings(task="mrpc", path=Path("data/MRPC"))
 
 
 def test_the_encoder_of_an_export_goes_into_a_classifier(folder: Path, home: Path) -> None:
@@ -220,9 +235,8 @@ def card(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
 
 
 def other_tokenizer(folder: Path) -> None:
-    text = folder.parent / "text.txt"
-    text.write_text("\n".join(small.text()), encoding="utf-8")
-    Tokenizer.train([text], vocab_size=200).save(folder.parent / "other")
+    wanted = WordPieceSettings(path=folder.parent / "other", vocab_size=200)
+    train(wanted, small.text()).save(wanted.path)
     for path in (folder.parent / "other").iterdir():
         shutil.copy(path, folder)
 
@@ -289,13 +303,33 @@ def test_f25_what_does_not_fit_is_one_line_that_names_it(name: str, folder: Path
     assert "\n" not in text
 
 
-def test_a_classifier_of_other_classes_is_refused(folder: Path) -> None:
-    found = export.read(folder).card.model_copy(update={"labels": ("yes", "no")})
-    with pytest.raises(UserError, match="task sst2: has the classes"):
-        export.check_task(found, glue.task("sst2"))
-    export.check_task(
-        found.model_copy(update={"labels": glue.task("sst2").labels}), glue.task("sst2")
-    )
+@pytest.mark.parametrize(
+    ("labels", "name", "told"),
+    [
+        (("no", "yes"), "sst2", "the classes negative, positive; small-mlm-7 .* classes no, yes"),
+        (("positive", "negative"), "sst2", "classes negative, positive; .* positive, negative"),
+        (("entailment", "not_entailment"), "mnli", "classes entailment, neutral, contradiction;"),
+        (("no", "yes"), "stsb", "one number and no classes; .* classes no, yes"),
+        ((), "rte", "classes entailment, not_entailment; .* on one number and no classes"),
+    ],
+)
+def test_a07_a_classifier_of_other_classes_is_refused(
+    labels: tuple[str, ...], name: str, told: str, folder: Path
+) -> None:
+    found = export.read(folder).card.model_copy(update={"labels": labels})
+    with pytest.raises(UserError, match=f"task {name}: has .*{told}"):
+        export.check_task(found, glue.task(name))
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked"), [("sst2", "sst2"), ("stsb", "stsb"), ("mnli", "ax"), ("rte", "qnli")]
+)
+def test_a_classifier_scores_a_task_of_the_same_classes(
+    trained: str, asked: str, folder: Path
+) -> None:
+    labels = glue.task(trained).labels
+    found = export.read(folder).card.model_copy(update={"labels": labels})
+    export.check_task(found, glue.task(asked))
 
 
 # ---- an export that is not the trained model

@@ -390,10 +390,10 @@ def store(work: Work) -> dict[str, dict[str, Any]]:
 def test_predictions_and_scores_of_the_classifier_are_written(work: Work) -> None:
     folder = work.folder / "runs" / TUNED
     assert read_json(folder / "export" / "export.json")["labels"] == ["negative", "positive"]
-    for split, prefix in (("dev", "eval"), ("test", "test")):
+    for split, prefix, name in (("dev", "eval", "SST-2-dev"), ("test", "test", "SST-2")):
         found = read_json(folder / "eval" / f"{split}.json")
         scores = found["scores"]
-        lines = (folder / "eval" / f"SST-2-{split}.tsv").read_text(encoding="utf-8").splitlines()
+        lines = (folder / "eval" / f"{name}.tsv").read_text(encoding="utf-8").splitlines()
         assert len(lines) - 1 == scores[f"{prefix}_examples"]
 
 

@@ -8,9 +8,10 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -24,11 +25,18 @@ from ala_encoder.metrics import (
     f1,
     is_better,
     load_metric,
+    matthews_correlation,
+    pearson,
     perplexity,
     scores,
+    spearmanr,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
+OF_CLASSES = ["accuracy", "f1", "matthews_correlation"]
+OF_NUMBERS = ["pearson", "spearmanr"]
+correlations = pytest.mark.parametrize("correlation", [pearson, spearmanr])
+Metric = Callable[[Sequence[float], Sequence[float]], float]
 
 
 def loop_accuracy(predictions: Sequence[int], references: Sequence[int]) -> float:
@@ -52,6 +60,40 @@ def loop_f1(predictions: Sequence[int], references: Sequence[int], positive: int
         return None if false_alarm + miss == 0 else 0.0
     precision, recall = hit / (hit + false_alarm), hit / (hit + miss)
     return 2 * precision * recall / (precision + recall)
+
+
+def loop_matthews(predictions: Sequence[int], references: Sequence[int]) -> float:
+    """Gorodkin's R_K as the covariances of one-hot columns, summed over classes."""
+    classes = sorted({*predictions, *references})
+    n = len(references)
+
+    def covariance(a: Sequence[int], b: Sequence[int]) -> Fraction:
+        total = Fraction(0)
+        for k in classes:
+            mean_a, mean_b = Fraction(a.count(k), n), Fraction(b.count(k), n)
+            for u, v in zip(a, b, strict=True):
+                total += ((u == k) - mean_a) * ((v == k) - mean_b)
+        return total
+
+    spread = covariance(predictions, predictions) * covariance(references, references)
+    return float(covariance(predictions, references)) / math.sqrt(spread)
+
+
+def loop_pearson(x: Sequence[float], y: Sequence[float]) -> float:
+    """The definition in exact fractions, rounded at the end only."""
+    a, b = [Fraction(v) for v in x], [Fraction(v) for v in y]
+    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+    over = sum((u - mean_a) * (v - mean_b) for u, v in zip(a, b, strict=True))
+    squared = over**2 / (sum((u - mean_a) ** 2 for u in a) * sum((v - mean_b) ** 2 for v in b))
+    return math.sqrt(squared) * (-1 if over < 0 else 1)
+
+
+def loop_ranks(values: Sequence[float]) -> list[float]:
+    """The mean place of each value among all: those below it, and half of its other equals."""
+    return [
+        sum(other < value for other in values) + (sum(v == value for v in values) + 1) / 2
+        for value in values
+    ]
 
 
 # ---- accuracy and F1 -----------------------------------------------------------------------------
@@ -110,9 +152,9 @@ def test_scores_of_several_columns_are_refused_rather_than_broadcast() -> None:
 def test_d05_only_class_numbers_enter_a_metric(label: object, side: str) -> None:
     bad, good = [0, label, 1], [0, 1, 1]
     pair = (bad, good) if side == "predictions" else (good, bad)
-    for function in METRICS.values():
+    for name in OF_CLASSES:
         with pytest.raises(UserError, match=rf"{side} hold .* allowed are 0, 1"):
-            function(*pair)
+            METRICS[name](*pair)
     with pytest.raises(UserError):
         scores(["accuracy"], *pair)
 
@@ -122,8 +164,8 @@ def test_d05_only_class_numbers_enter_a_metric(label: object, side: str) -> None
 
 def test_a04_an_unlabelled_split_is_refused_with_a_reason() -> None:
     for references in (None, [-1, -1, -1], np.full(3, -1)):
-        values, reasons = scores(["accuracy", "f1"], [1, 0, 1], references)
-        assert values == {"accuracy": None, "f1": None}
+        values, reasons, notes = scores(["accuracy", "f1"], [1, 0, 1], references)
+        assert values == {"accuracy": None, "f1": None} and notes == {}
         assert reasons["f1"] == "the split has no labels to compare 3 predictions with"
         json.dumps([values, reasons], allow_nan=False)
 
@@ -139,7 +181,7 @@ def test_a04_an_unlabelled_split_is_refused_with_a_reason() -> None:
 def test_a12_one_example_is_scored_or_reported_as_undefined(
     prediction: int, reference: int, expected: dict[str, float | None]
 ) -> None:
-    values, reasons = scores(["accuracy", "f1"], [prediction], [reference])
+    values, reasons, _ = scores(["accuracy", "f1"], [prediction], [reference])
     assert values == expected
     assert set(reasons) == {name for name, value in expected.items() if value is None}
     assert "neither predicted nor present" in reasons.get("f1", "neither predicted nor present")
@@ -147,15 +189,194 @@ def test_a12_one_example_is_scored_or_reported_as_undefined(
 
 
 def test_a12_no_example_is_undefined_for_every_metric() -> None:
-    values, reasons = scores(list(METRICS), [], [])
-    assert values == {"accuracy": None, "f1": None}
-    assert set(reasons) == set(values)
+    values, reasons, notes = scores(list(METRICS), [], [])
+    assert values == dict.fromkeys(METRICS)
+    assert set(reasons) == set(values) and notes == {}
 
 
 def test_an_unknown_metric_is_refused_with_the_nearest() -> None:
     for function in (load_metric, lambda name: scores([name], [1], [1])):
         with pytest.raises(UserError, match=r"'acuracy': .*did you mean 'accuracy'"):
             function("acuracy")
+
+
+# ---- Matthews correlation ------------------------------------------------------------------------
+
+
+def test_matthews_by_hand() -> None:
+    # TP 2, FP 1, FN 1, TN 1: (2·1 - 1·1) / √(3·3·2·2)
+    assert matthews_correlation([1, 1, 0, 0, 1], [1, 0, 1, 0, 1]) == 1 / 6
+    assert matthews_correlation([0, 1, 2, 2], [0, 1, 2, 2]) == 1.0
+    assert matthews_correlation([1, 0, 1, 0], [0, 1, 0, 1]) == -1.0
+    # class numbers as large as they come need no table of their size
+    assert matthews_correlation([0, 2**31 - 1], [0, 2**31 - 1]) == 1.0
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
+def test_matthews_equals_the_covariances_of_classes_and_scikit_learn() -> None:
+    from sklearn.metrics import matthews_corrcoef
+
+    generator, scored = random.Random(1), 0
+    for size in range(2, 34):
+        for classes in (2, 3, 5):
+            predictions = [generator.randrange(classes) for _ in range(size)]
+            references = [generator.randrange(classes) for _ in range(size)]
+            found = matthews_correlation(predictions, references)
+            assert -1 <= found <= 1
+            referee = float(matthews_corrcoef(references, predictions))
+            assert math.isclose(found, referee, rel_tol=1e-12, abs_tol=1e-12)
+            if len({*predictions}) > 1 and len({*references}) > 1:
+                scored += 1
+                expected = loop_matthews(predictions, references)
+                assert math.isclose(found, expected, rel_tol=1e-14, abs_tol=1e-15)
+    assert scored > 80
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "what"),
+    [
+        ([1, 1, 1, 1], [1, 0, 1, 1], "all 4 predictions are of class 1"),
+        ([0, 1, 0], [2, 2, 2], "all 3 references are of class 2"),
+        ([1, 1], [1, 1], "all 2 predictions are of class 1"),
+        ([0], [1], "all 1 predictions are of class 0"),
+    ],
+)
+def test_a11_a_single_class_is_a_matthews_correlation_of_zero_with_a_note_on_every_path(
+    predictions: list[int], references: list[int], what: str
+) -> None:
+    name = "matthews_correlation"
+    assert matthews_correlation(predictions, references) == 0.0
+    values, reasons, notes = scores(["accuracy", name], predictions, references)
+    assert values[name] == 0.0 and reasons == {}
+    assert notes == {name: f"0 by rule: {what}"}
+    json.dumps([values, notes], allow_nan=False)
+    metric = load_metric(name).compute(predictions=predictions, references=references)
+    assert metric == {name: 0.0, f"{name}_note": notes[name]}
+
+
+def test_a_zero_that_was_computed_has_no_note() -> None:
+    values, _, notes = scores(["matthews_correlation"], [0, 1, 0, 1], [0, 0, 1, 1])
+    assert values == {"matthews_correlation": 0.0} and notes == {}
+
+
+# ---- Pearson and Spearman ------------------------------------------------------------------------
+
+
+def test_correlations_by_hand() -> None:
+    assert pearson([1, 2, 3], [2, 4, 6]) == spearmanr([1, 2, 3], [2, 4, 600]) == 1.0
+    assert pearson([1, 2, 3], [1, 0, -1]) == -1.0
+    # centred -1, 0, 1 and -1, 1, 0: 1 / √(2·2)
+    assert math.isclose(pearson([1, 2, 3], [5, 7, 6]), 0.5, rel_tol=1e-15)
+    # ranks 1.5, 1.5, 3, 4 and 1, 2, 3, 4: 4.5 / √(4.5·5)
+    assert math.isclose(spearmanr([7, 7, 8, 9], [1, 2, 3, 4]), math.sqrt(0.9), rel_tol=1e-15)
+    assert spearmanr([0.0, -0.0, 1.0], [3, 3, 4]) == 1.0
+
+
+def test_correlations_equal_exact_fractions_and_scipy() -> None:
+    from scipy import stats
+
+    generator = np.random.default_rng(2)
+    for size in range(3, 34):
+        x, y = generator.normal(size=size), generator.normal(size=size)
+        if size % 2:
+            x, y = x.round(), generator.integers(0, 6, size) / 1.0  # many ties
+        if len({*x}) == 1 or len({*y}) == 1:
+            continue
+        a, b = x.tolist(), y.tolist()
+        exact = loop_pearson(a, b), loop_pearson(loop_ranks(a), loop_ranks(b))
+        for function, expected, referee in zip(
+            (pearson, spearmanr), exact, (stats.pearsonr(x, y), stats.spearmanr(x, y)), strict=True
+        ):
+            assert math.isclose(function(a, b), expected, rel_tol=1e-13, abs_tol=1e-15)
+            assert math.isclose(function(a, b), float(referee.statistic), abs_tol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift"),
+    [(1e300, 0.0), (1e-300, 0.0), (5e-324, 0.0), (1e-9, 1e6), (2.0**-45, 1.0), (1e307, -1e308)],
+)
+def test_extreme_numbers_have_their_exact_correlation(scale: float, shift: float) -> None:
+    """Squares of these overflow, vanish or cancel; a warning would be an error here."""
+    generator = np.random.default_rng(3)
+    x = (generator.integers(1, 9, 20) * scale + shift).tolist()
+    y = generator.normal(size=20).tolist()
+    for a, b in ((x, y), (y, x), (x, x)):
+        found = pearson(a, b)
+        assert math.isclose(found, loop_pearson(a, b), rel_tol=1e-12) and -1 <= found <= 1
+        assert math.isclose(
+            spearmanr(a, b), loop_pearson(loop_ranks(a), loop_ranks(b)), rel_tol=1e-12
+        )
+
+
+def test_r21_the_order_of_the_examples_changes_no_digit() -> None:
+    generator = np.random.default_rng(4)
+    numbers = generator.normal(size=(2, 333)) * [[1e3], [1.0]]
+    classes = generator.integers(0, 4, (2, 333))
+    for name, function in METRICS.items():
+        x, y = numbers if name in OF_NUMBERS else classes
+        for _ in range(20):
+            order = generator.permutation(333)
+            assert function(x[order], y[order]) == function(x, y)
+
+
+@correlations
+@pytest.mark.parametrize(
+    ("predictions", "references", "reason"),
+    [
+        ([2.5] * 5, [0, 1, 2, 3, 4], "all 5 predictions are 2.5: no correlation"),
+        ([0.1, 0.2], [3.0, 3.0], "all 2 references are 3: no correlation"),
+        ([1e300] * 3, [0, 1, 2], "all 3 predictions are 1e"),
+        ([0.1, math.nan, 0.3], [1, 2, 3], "1 of 3 predictions are not finite"),
+        ([math.inf, -math.inf, 0.3], [1, 2, 3], "2 of 3 predictions are not finite"),
+    ],
+)
+def test_a09_a_correlation_without_a_value_has_a_reason_and_is_never_best(
+    correlation: Metric, predictions: list[float], references: list[float], reason: str
+) -> None:
+    with pytest.raises(Undefined, match=reason):
+        correlation(predictions, references)
+    name = correlation.__name__
+    values, reasons, notes = scores([name], predictions, references)
+    assert values == {name: None} and reason in reasons[name] and notes == {}
+    json.dumps([values, reasons], allow_nan=False)
+    assert not is_better(values[name], -0.9, "max")
+    found = load_metric(name).compute(predictions=predictions, references=references)
+    assert found == {name: None, f"{name}_undefined": reasons[name]}
+
+
+@correlations
+@pytest.mark.parametrize("prediction", [2.0, math.nan])
+def test_a12_one_example_has_no_correlation(correlation: Metric, prediction: float) -> None:
+    with pytest.raises(Undefined, match="needs 2 examples, there is 1"):
+        correlation([prediction], [2.0])
+
+
+@correlations
+def test_a04_numbers_without_labels_are_an_unlabelled_split_and_some_are_a_mistake(
+    correlation: Metric,
+) -> None:
+    name = correlation.__name__
+    for references in (None, [math.nan] * 3, np.full(3, np.nan), [-1.0] * 3):
+        values, reasons, _ = scores([name], [0.1, 0.2, 0.3], references)
+        assert values == {name: None}
+        assert reasons == {name: "the split has no labels to compare 3 predictions with"}
+    for gap in (math.nan, math.inf):
+        with pytest.raises(UserError, match="1 of 3 references are not finite"):
+            scores([name], [0.1, 0.2, 0.3], [1.0, gap, 2.0])
+
+
+@correlations
+@pytest.mark.parametrize("bad", [[1.0, "2"], [1.0, None], [1 + 2j, 1.0]])
+def test_only_numbers_of_one_column_and_equal_count_are_correlated(
+    correlation: Metric, bad: list[Any]
+) -> None:
+    for pair in ((bad, [1.0, 2.0]), ([1.0, 2.0], bad)):
+        with pytest.raises(UserError, match="allowed are numbers"):
+            correlation(*pair)
+    with pytest.raises(UserError, match=r"predictions of shape \(2, 1\)"):
+        correlation(np.ones((2, 1)), [1.0, 2.0])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="3 predictions and 2 references"):
+        correlation([1.0, 2.0, 3.0], [1.0, 2.0])
 
 
 # ---- best so far ---------------------------------------------------------------------------------
@@ -284,7 +505,7 @@ def test_evaluate_metrics_work_offline_and_write_nothing(
         # batch by batch, arrays, and again after an error: the same
         with pytest.raises(ValueError, match=r"predictions \(1\) and references \(2\)"):
             metric.compute(predictions=[1], references=[1, 0])
-        for label in (1.7, -1):
+        for label in (1.7, -1) if name in OF_CLASSES else ():
             with pytest.raises(UserError, match=f"predictions hold {label}"):
                 metric.compute(predictions=[label], references=[1])
         metric.add_batch(predictions=np.array(predictions[:2]), references=np.array(references[:2]))

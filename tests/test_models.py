@@ -242,7 +242,7 @@ def test_a_row_of_padding_is_harmless(variant: str) -> None:
     assert all(torch.isfinite(p.grad).all() for p in ours.parameters())
 
 
-def test_an_input_longer_than_the_model_is_a_user_error() -> None:
+def test_d18_a_text_of_one_token_more_than_the_positions_is_a_user_error() -> None:
     ours = shaken(MaskedLM(MODEL, PLAIN, VOCAB))
     ours(torch.ones(1, 12, dtype=torch.long), torch.tensor([0]))
     with pytest.raises(UserError, match="input of 13 tokens: the model has 12 positions"):

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from ala_encoder.objectives import IGNORE, Corruption, check_labels, cross_entropy, pad
+from ala_encoder.objectives import (
+    IGNORE,
+    Corruption,
+    check_labels,
+    cross_entropy,
+    pad,
+    squared_error,
+    summed_loss,
+)
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SPECIAL = frozenset(range(5))
@@ -213,6 +221,75 @@ def test_cross_entropy_is_in_float32_whatever_the_logits() -> None:
     assert loss.dtype == torch.float32
     total, _ = loop_cross_entropy(logits, labels.tolist())
     assert float(loss) == pytest.approx(total, rel=1e-5)
+
+
+def test_a_squared_error_is_a_sum_and_a_count_equal_to_a_loop() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(40, 1) * 5, torch.rand(40) * 5
+    labels[::3] = math.nan
+    loss, count = squared_error(logits, labels)
+    pairs = zip(logits[:, 0].tolist(), labels.tolist(), strict=True)
+    errors = [(x - y) ** 2 for x, y in pairs if not math.isnan(y)]
+    assert int(count) == len(errors) == 26
+    assert float(loss) == pytest.approx(sum(errors), rel=1e-6)
+
+
+@pytest.mark.parametrize("broken", [0.0, math.nan, math.inf])
+def test_an_unlabelled_example_counts_nowhere_and_has_a_gradient_of_zero(broken: float) -> None:
+    logits = torch.tensor([[1.0], [broken], [4.0]], requires_grad=True)
+    loss, count = squared_error(logits, torch.tensor([3.0, math.nan, 4.5]))
+    loss.backward()
+    assert (loss.item(), int(count)) == (4.25, 2)
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [[-4.0], [0.0], [-1.0]]
+
+
+def test_d04_no_score_is_a_loss_of_zero_with_zero_gradients() -> None:
+    for size in (0, 3):
+        logits = torch.randn(size, 1, requires_grad=True)
+        loss, count = summed_loss(logits, torch.full((size,), math.nan))
+        loss.backward()
+        assert (loss.item(), int(count)) == (0, 0)
+        assert logits.grad is not None and not logits.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"), [((3,), (3,)), ((3, 1), (3, 1)), ((1, 3), (3,)), ((3, 2), (3,)),
+                           ((3, 1), (1,)), ((1, 1), (3,))]
+)  # fmt: skip
+def test_a08_shapes_that_would_broadcast_are_refused(
+    logits: tuple[int, ...], labels: tuple[int, ...]
+) -> None:
+    with pytest.raises(AssertionError, match=r"logits .* labels"):
+        squared_error(torch.zeros(logits), torch.zeros(labels))
+
+
+def test_a08_scores_that_are_all_right_are_a_loss_of_zero() -> None:
+    """[N, 1] against [N] compares each with each: a loss of 2.5 a score instead of 0."""
+    labels = torch.arange(5.0)
+    loss, count = squared_error(labels[:, None], labels)
+    assert (float(loss), int(count)) == (0.0, 5)
+
+
+def test_the_type_of_the_labels_chooses_the_loss() -> None:
+    logits = torch.randn(4, 1)
+    for floating in (torch.float32, torch.float64):
+        labels = torch.ones(4, dtype=floating)
+        assert summed_loss(logits, labels) == squared_error(logits, labels)
+    classes = torch.tensor([0, 1, 2, IGNORE])
+    logits = torch.randn(4, 3)
+    assert summed_loss(logits, classes) == cross_entropy(logits, classes)
+
+
+def test_losses_are_at_least_float32_and_float64_where_the_logits_are() -> None:
+    for given in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        kept = torch.float64 if given == torch.float64 else torch.float32
+        logits = (torch.randn(9, 1) * 40).to(given)
+        loss, _ = squared_error(logits, torch.zeros(9))
+        assert loss.dtype == kept
+        expected = sum(value**2 for value in logits[:, 0].tolist())
+        assert float(loss) == pytest.approx(expected, rel=1e-6)
+        assert cross_entropy(logits, torch.zeros(9, dtype=torch.int64))[0].dtype == kept
 
 
 def test_d06_a_mean_over_batches_weighs_targets_and_not_batches() -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,18 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from ala_encoder import command
+from ala_encoder import command, export
 from ala_encoder.errors import UserError
-from ala_encoder.settings.experiment import Architecture, FinetuneRun, PretrainRun
+from ala_encoder.glue import task
+from ala_encoder.models import Classifier
+from ala_encoder.settings.experiment import (
+    Architecture,
+    CompareRun,
+    FinetuneRun,
+    PretrainRun,
+)
 from ala_encoder.settings.loader import dump, load
+from ala_encoder.settings.task import TaskSettings
 from pipelines.__main__ import main as ala
 from pipelines.__main__ import names
 from tests.launched import small
@@ -33,8 +42,10 @@ SHIPPED = sorted(
 )
 FINETUNED = [name for name in SHIPPED if name.startswith("glue/") or name == "demo/finetune.yaml"]
 SCRATCH = ["small/sst2_scratch.yaml"]
+COMPARED = ["small/compare_glue.yaml"]
 TRANSLATION = [name for name in SHIPPED if name.startswith("nmt/")]
-PRETRAINED = [name for name in SHIPPED if name not in {*FINETUNED, *SCRATCH, *TRANSLATION}]
+OTHERS = {*FINETUNED, *SCRATCH, *COMPARED, *TRANSLATION}
+PRETRAINED = [name for name in SHIPPED if name not in OTHERS]
 
 ATTENTION = {
     # Transformer-base, Q+K+V+O without biases: Pande et al., derived from their rows
@@ -76,7 +87,7 @@ def invoke(
 
 
 def test_every_config_is_of_a_known_kind() -> None:
-    assert len(SHIPPED) == len(PRETRAINED) + len(FINETUNED) + len(SCRATCH) + len(TRANSLATION)
+    assert len(SHIPPED) == len(PRETRAINED) + len(OTHERS) and set(SHIPPED) >= OTHERS
     assert {name.split("/")[0] for name in PRETRAINED} == {"bert", "demo", "small"}
     assert {"demo/full.yaml", "demo/band6_tied.yaml", "demo/gated_distbias.yaml",
             "small/books.yaml"} < set(PRETRAINED)  # fmt: skip
@@ -100,6 +111,14 @@ def test_a_finetuning_config_wants_an_export_and_nothing_else(name: str, tmp_pat
     assert settings.init == Path("runs/full-mlm-1337")
     dump(settings, tmp_path / "settings.yaml")
     assert load(tmp_path / "settings.yaml", [], FinetuneRun) == settings
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_comparison_loads_and_says_where_its_floors_come_from(name: str, tmp_path: Path) -> None:
+    settings = load(CONFIGS / name, [], CompareRun)
+    assert settings.floors and settings.floors_source
+    dump(settings, tmp_path / "settings.yaml")
+    assert load(tmp_path / "settings.yaml", [], CompareRun) == settings
 
 
 @pytest.mark.parametrize("name", SCRATCH)
@@ -256,9 +275,6 @@ def text(tmp_path: Path) -> list[str]:
 DEMO, SST2 = CONFIGS / "demo" / "full.yaml", CONFIGS / "glue" / "sst2.yaml"
 NOT_MADE: dict[str, tuple[list[object], str]] = {
     "pretrain: tokenizer": (["pretrain", DEMO, "tokenizer.path=GONE"], "run train_tokenizer first"),
-    "pretrain: corpus": (
-        ["pretrain", DEMO, "tokenizer.path=TOKENIZER", "data.path=GONE"], "run prepare_data first"
-    ),
     "prepare_data: tokenizer": (
         ["prepare_data", DEMO, "tokenizer.path=GONE"], "run train_tokenizer first"
     ),
@@ -295,6 +311,100 @@ def test_what_is_missing_is_one_line_that_says_what_to_run_first(
     assert gone in err
     assert told in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["glue/mrpc.yaml"],
+            "data.path: missing, so is data.dataset; the embedded set is for sst2",
+        ),
+        (["glue/mnli.yaml", "data.task=ax", "data.path=x"], "fine-tune mnli, then evaluate with"),
+        (["glue/rte.yaml", "data.path=x", "data.dataset=glue"], "path and dataset: both say where"),
+        (["glue/rte.yaml", "data.task=rt"], "did you mean 'rte'?"),
+        (["glue/rte.yaml", "data.path=x", "data.files={valid: x}"], "the splits of rte are train"),
+    ],
+)
+def test_finetuning_needs_a_task_and_its_rows_before_anything_starts(
+    words: list[str], told: str, invoke: Callable[..., tuple[int, str, str]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    config, *more = words
+    code, out, err = invoke("finetune_glue", CONFIGS / config, "init=x", *more)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert told in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="session")
+def nli(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run folder of an untrained classifier of mnli, with the task's files beside it."""
+    folder = tmp_path_factory.mktemp("nli")
+    header = "index\tsentence1\tsentence2"
+    (folder / "diagnostic.tsv").write_text(f"{header}\n0\ta\tb\n1\tc\td\n")
+    for split in ("dev_matched", "dev_mismatched"):
+        (folder / f"{split}.tsv").write_text(f"{header}\tgold_label\n0\ta\tb\tneutral\n")
+    run, (tokenizer, _) = small.settings(), small.data(home)
+    labels = task("mnli").labels
+    model = Classifier(run.model, run.encoder, tokenizer.vocab_size, len(labels))
+    card = export.Card(
+        kind="classifier", variant="small", seed=1, run_name="small-mnli-1",
+        vocab_size=tokenizer.vocab_size, model=run.model, encoder=run.encoder,
+        data=TaskSettings(task="mnli", path=folder, length=16), data_name=folder.name,
+        labels=labels, parameters={"total": 1, "encoder_attention": 1, "qk_groups": 6},
+    )  # fmt: skip
+    export.write(folder / "run" / "export", card, tokenizer, model.state_dict())
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("split=dev", "split = 'dev': mnli has train, dev_matched, dev_mismatched, test_matched"),
+        ("task=rte", "task rte: has the classes entailment, not_entailment; small-mnli-1 was trai"),
+        ("task=stsb", "task stsb: has one number and no classes; small-mnli-1 was trained on the"),
+        ("task=axx", "task = 'axx': allowed are"),
+        ("files={dev: x}", "files.dev: the splits of mnli are"),
+        ("config=mnli", "config: does nothing without `dataset`"),
+        ("path=GONE", "no folder to read mnli from"),
+    ],
+)
+def test_a07_what_a_classifier_cannot_score_is_one_line(
+    word: str, told: str, nli: Path, invoke: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = invoke("evaluate", nli, word)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert told in err
+    assert not (nli / "eval").exists()
+
+
+def evaluated(*words: object) -> dict[str, Any]:
+    """Run evaluate in a process of its own and return its JSON."""
+    command = [sys.executable, "-m", "pipelines.evaluate", *map(str, words), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_a05_every_dev_split_is_scored_apart_and_the_diagnostic_set_by_its_task(nli: Path) -> None:
+    both = evaluated(nli)
+    assert both["split"] == "dev_matched dev_mismatched"
+    assert {"eval_matched_accuracy", "eval_mismatched_accuracy"} < set(both["scores"])
+    own = sorted(path.name for path in (nli / "eval").iterdir())
+    assert own == [
+        "MNLI-m-dev.tsv", "MNLI-mm-dev.tsv", "dev_matched.json", "dev_mismatched.json"
+    ]  # fmt: skip
+    ax = evaluated(nli, "task=ax")
+    assert ax["scores"] == {"test_matthews_correlation": None, "test_examples": 2.0}
+    other = nli / f"eval-{nli.parent.name}-ax"
+    rows = (other / "AX.tsv").read_text().splitlines()
+    assert [row.split("\t")[0] for row in rows] == ["index", "0", "1"]
+    assert all(row.split("\t")[1] in task("mnli").labels for row in rows[1:])
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from ala_encoder.reporting import (
     tidy,
 )
 from ala_encoder.settings.experiment import CompareRun
+from ala_encoder.settings.loader import load
 from ala_encoder.settings.tracking import TrackingSettings
 from ala_encoder.tracking import EVENTS, RunInfo, RunLog, history, replay
 from pipelines.compare import main
@@ -78,9 +79,11 @@ def summaries(root: Path) -> list[RunSummary]:
     return [read_folder(path)[0] for path in find_folders([f"{root}/*"])]
 
 
-def grid(markdown: str) -> list[dict[str, str]]:
-    """Read the first Markdown table back, as a reader of the page would."""
-    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+def grid(markdown: str, title: str | None = None) -> list[dict[str, str]]:
+    """Read a section's Markdown table back; without a title that of the first after the summary."""
+    sections = re.split("^## ", markdown, flags=re.MULTILINE)[1:]
+    text = next(s for s in sections if (s.startswith(title) if title else s[:7] != "Summary"))
+    lines = [line for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert all(re.fullmatch(r":?-+:?", cell) for cell in cells[1])
     return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
@@ -322,6 +325,137 @@ def test_a_table_equals_a_plain_loop_over_random_runs(tmp_path: Path) -> None:
         assert math.isclose(deviation, statistics.stdev(losses))
 
 
+# ---- the summary
+
+
+def sst2(root: Path, variant: str, tests: list[float], **more: Any) -> None:
+    for seed, value in enumerate(tests, 1):
+        scores = {"test_accuracy": value, "eval_accuracy": value - 0.01, "eval_loss": 0.5}
+        more = {"task": "sst2", "data": "SST-2-sentences", **more}
+        logged(root / f"{variant}-sst2-{seed}", variant, seed, scores=scores, **more)
+
+
+def test_the_summary_has_median_mean_and_sample_deviation_of_each_main_score(
+    tmp_path: Path,
+) -> None:
+    seeds(tmp_path, "full", [3.0, 4.0])
+    sst2(tmp_path, "full", [0.80, 0.81, 0.85])
+    report = render_markdown(tables(summaries(tmp_path)), None)
+    assert report.index("## Summary") < report.index("## mlm on") < report.index("## sst2 on")
+    assert "ddof 1" in report.split("## mlm on")[0]
+    # by hand: mean .82; deviations -.02, -.01, .03; sqrt(.0014 / 2) = .02646
+    accuracy = {"task": "sst2", "data": "SST-2-sentences", "variant": "full", "n": "3"}
+    accuracy |= {"mean": "0.8200", "median": "0.8100", "sd": "0.0265", "metric": "test_accuracy"}
+    loss = {"task": "mlm", "data": "wikipedia-102", "variant": "full", "metric": "eval_loss"}
+    loss |= {"n": "2", "median": "3.5000", "mean": "3.5000", "sd": "0.7071"}
+    dev = accuracy | {"metric": "eval_accuracy", "mean": "0.8100", "median": "0.8000"}
+    assert grid(report, "Summary") == [loss, accuracy, dev]
+
+
+def test_the_summary_names_the_start_where_it_differs_and_a_lone_seed_has_no_deviation(
+    tmp_path: Path,
+) -> None:
+    sst2(tmp_path, "full", [0.8])
+    sst2(tmp_path, "full-p", [0.9], tags={"pretrained_run": "full-mlm-1"})
+    rows = grid(render_markdown(tables(summaries(tmp_path)), None), "Summary")
+    assert [(row["variant"], row["start"]) for row in rows[:2]] == [
+        ("full", "scratch"),
+        ("full-p", "pretrained"),
+    ]
+    assert {row["sd"] for row in rows} == {"-"} and {row["n"] for row in rows} == {"1"}
+
+
+def test_the_summary_says_of_how_many_runs_a_score_is(tmp_path: Path) -> None:
+    """A run that diverged predicts one number for all: its correlation has no value."""
+    for seed, scores in enumerate(({"eval_pearson": 0.5}, {"eval_loss": 9.0}), 1):
+        logged(tmp_path / f"a-{seed}", "a", seed, task="stsb", scores=scores)
+    (row,) = grid(report := render_markdown(tables(summaries(tmp_path)), None), "Summary")
+    assert (row["metric"], row["n"]) == ("eval_pearson", "1 of 2")
+    assert "losses are mean squared errors" in report and "nats" not in report
+
+
+def test_no_finished_run_is_no_summary(tmp_path: Path) -> None:
+    logged(tmp_path / "a", status="FAILED")
+    assert "Summary" not in render_markdown(tables(summaries(tmp_path)), None)
+
+
+def test_the_official_scores_of_every_task_are_ordered_and_summarised(tmp_path: Path) -> None:
+    names = ["test_matthews_correlation", "test_pearson", "test_spearmanr", "eval_f1",
+             "eval_matthews_correlation", "eval_pearson", "eval_spearmanr",
+             "eval_matched_accuracy", "eval_mismatched_accuracy"]  # fmt: skip
+    logged(tmp_path / "a", scores={"eval_loss": 1.0, **dict.fromkeys(reversed(names), 0.5)})
+    (found,) = tables(summaries(tmp_path))
+    assert found.metrics == (*names, "eval_loss")
+    assert [row["metric"] for row in grid(render_markdown([found], None), "Summary")] == names
+
+
+def test_a_floor_stands_beside_its_data_and_score_alone(tmp_path: Path) -> None:
+    seeds(tmp_path, "full", [3.0])
+    sst2(tmp_path, "full", [0.8])
+    floors = {"SST-2-sentences": {"test_accuracy": 0.813}}
+    found = tables(summaries(tmp_path))
+    report = render_markdown(found, None, floors, "words alone")
+    floor = {row["metric"]: row["floor"] for row in grid(report, "Summary")}
+    assert floor == {"eval_loss": "-", "test_accuracy": "0.8130", "eval_accuracy": "-"}
+    assert "Floor: words alone." in report
+    assert "floor" not in render_markdown(found, None).lower()
+
+
+@pytest.mark.parametrize(
+    ("floors", "message"),
+    [
+        ({"SST-2": {"test_accuracy": 0.8}}, "floors.SST-2: no finished run has this data"),
+        ({"SST-2-sentence": {"test_f1": 1}}, "(did you mean 'SST-2-sentences'?)"),
+        (
+            {"SST-2-sentences": {"test_acuracy": 0.8}},
+            "floors.SST-2-sentences.test_acuracy: no such score in the summary; there are "
+            "test_accuracy, eval_accuracy (did you mean 'test_accuracy'?)",
+        ),
+    ],
+)
+def test_a_floor_without_effect_is_the_users_mistake(
+    tmp_path: Path, floors: dict[str, dict[str, float]], message: str
+) -> None:
+    sst2(tmp_path / "runs", "full", [0.8])
+    with pytest.raises(UserError, match=re.escape(message)):
+        main(CompareRun(runs=(f"{tmp_path}/runs/*",), output=tmp_path / "out", floors=floors))
+
+
+def test_floors_in_settings_need_scores_and_their_source_needs_floors() -> None:
+    with pytest.raises(ValueError, match="floors_source: does nothing without `floors`"):
+        CompareRun(floors_source="words alone")
+    with pytest.raises(ValueError, match=r"floors\.MRPC: names no score"):
+        CompareRun(floors={"MRPC": {}})
+
+
+def test_the_shipped_comparison_shows_its_floors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load(ROOT / "configs" / "small" / "compare_glue.yaml", [], CompareRun)
+    monkeypatch.chdir(tmp_path)
+    sst2(tmp_path / "runs", "full", [0.8])
+    for task, data in (("mrpc", "MRPC"), ("qqp", "QQP-sample")):
+        scores = {"eval_accuracy": 0.7, "eval_f1": 0.8}
+        logged(tmp_path / "runs" / f"full-{task}-1", "full", task=task, data=data, scores=scores)
+    main(settings)
+    rows = grid((settings.output / "report.md").read_text("utf-8"), "Summary")
+    found = {(row["data"], row["metric"]): row["floor"] for row in rows}
+    assert {key: value for key, value in found.items() if value != "-"} == {
+        ("MRPC", "eval_accuracy"): "0.7550",
+        ("QQP-sample", "eval_accuracy"): "0.7590",
+        ("SST-2-sentences", "test_accuracy"): "0.8130",
+    }
+
+
+def test_d10_a_perplexity_is_per_target_piece_and_its_denominator_is_printed(
+    tmp_path: Path,
+) -> None:
+    logged(tmp_path / "a", scores={**SCORES, "eval_targets": 1_234_567.0, "eval_perplexity": 25.8})
+    report = render_markdown(tables(summaries(tmp_path)), None)
+    assert "perplexity per target piece" in report
+    assert "eval 1,234,567 targets" in report
+
+
 # ---- CSV
 
 
@@ -487,6 +621,7 @@ def test_mlflow_gives_the_same_table_and_scores_as_the_folders(
         return tidy(replace(r, step=None) for _, found in read for r in found if r.final)
 
     assert report(from_mlflow) == report(from_folders)
+    assert "## Summary" in report(from_mlflow)
     assert scores(from_mlflow) == scores(from_folders)
     assert "0.3333333333333333,1200,true" in scores(from_mlflow)
 

@@ -594,7 +594,9 @@ def test_every_shipped_settings_file_loads_and_dumps(path: Path, tmp_path: Path)
     data = loader.read_plain(path)
     cls: Any = PretrainRun
     overrides = [] if "variant" in data else ["variant=x"]  # a file that others have as their base
-    if "task" in data.get("data", {}):
+    if "runs" in data:
+        cls, overrides = CompareRun, []
+    elif "task" in data.get("data", {}):
         cls, overrides = FinetuneRun, [] if "model" in data else ["init=runs/x"]
     elif data["model"]["family"] == "encoder_decoder":
         cls = Architecture

@@ -9,18 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from ala_encoder import runs
-from ala_encoder.batches import Plan, StepBatch
+from ala_encoder.batches import Inputs, Plan, Position, StepBatch
+from ala_encoder.engine import Engine
 from ala_encoder.errors import UserError
 from ala_encoder.files import read_json
+from ala_encoder.models import Classifier
 from ala_encoder.optim import learning_rate
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.loader import read_plain
-from ala_encoder.training import Outcome, fit, total_steps
+from ala_encoder.settings.train import split_batch
+from ala_encoder.tracking import RunInfo, RunLog
+from ala_encoder.training import Goal, Loop, Outcome, fit, total_steps
 from tests import referee
 from tests.launched import small
 from tests.referee import Ragged
@@ -56,6 +61,72 @@ def scored(
         best_mode=mode,
     )
     return small.fit(job)
+
+
+class Graded:
+    """Rows of tokens with a number each; every third has none, which is NaN."""
+
+    def __init__(self, n: int) -> None:
+        draw = np.random.default_rng(0)
+        self.rows = draw.integers(5, 300, (n, 8))
+        self.labels = draw.uniform(0, 5, n)
+        self.labels[::3] = math.nan
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def counts(self, ids: np.ndarray, epoch: int) -> np.ndarray:
+        return (~np.isnan(self.labels[ids])).astype(np.int64)
+
+    def lengths(self) -> None:
+        return None
+
+    def num_tokens(self, ids: np.ndarray) -> int:
+        return 8 * len(ids)
+
+    def collate(self, ids: np.ndarray, epoch: int) -> Inputs:
+        rows, labels = self.rows[ids], self.labels[ids]
+        if len(ids) == 0:
+            rows, labels = self.rows[:1], np.array([math.nan])
+        return {"input_ids": torch.tensor(rows), "labels": torch.tensor(labels).float()}
+
+
+# ---- what is trained
+
+
+def test_floating_labels_train_on_their_mean_squared_error(tmp_path: Path) -> None:
+    """Micro-batches of 2 in batches of 5 against whole batches, autograd and AdamW by hand."""
+    run = small.settings(train={"steps": 6, "batch_size": 5, "micro_batch_size": 2})
+    graded = Graded(15)
+
+    def model() -> Classifier:
+        torch.manual_seed(3)
+        return Classifier(run.model, run.encoder, 300, 1)
+
+    split = split_batch(run.train, 1)
+    goal = Goal(graded, lambda _: {}, {})
+    log = RunLog(tmp_path, RunInfo("graded", "test", {}), uri=None, enabled=False)
+    job = Loop(Engine(model(), run, split), goal, run, split, tmp_path, log)
+    small.fit(job)
+
+    by_hand, moments, losses = model(), {}, {}
+    walk = Plan(run.seed, 15, 5).walk(Position())
+    for step, (_, ids) in enumerate(walk, 1):
+        if step > 6:
+            break
+        by_hand.zero_grad()
+        known = [i for i in ids.tolist() if not math.isnan(graded.labels[i])]
+        found = by_hand(torch.tensor(graded.rows[known]))[:, 0]
+        wanted = graded.labels[known].tolist()
+        loss = sum((x - y) ** 2 for x, y in zip(found, wanted, strict=True)) / len(known)
+        loss.backward()
+        losses[step] = loss.item()
+        referee.adamw(by_hand, run, step, learning_rate(step, run.optim, 6), moments)
+    assert small.losses(tmp_path) == pytest.approx(losses, rel=1e-5)
+    assert losses[1] > 1
+    weights = {name: p.detach() for name, p in by_hand.named_parameters()}
+    state = {name: tensor for name, tensor in job.engine.full_state().items() if name in weights}
+    assert referee.distance(state, weights) < 1e-5
 
 
 # ---- what is logged

@@ -11,11 +11,30 @@ from ala_encoder.settings.base import Section
 
 
 class TextFiles(Section):
-    """Text to train and to validate on: files, folders or globs of .txt and .gz, UTF-8."""
+    """Text to train and to validate on: files, folders or globs, UTF-8.
+
+    By its ending a file is a table (.jsonl, .ndjson, .json, .csv, with or without .gz; .parquet),
+    whose rows are documents, or else plain text. A folder gives its tables, .txt and .gz.
+    """
 
     kind: Literal["files"]
     train: Annotated[tuple[str, ...], Field(min_length=1)]
     valid: Annotated[tuple[str, ...], Field(min_length=1)]
+    column: str | None = None
+    """Column of the text in tables; none: text."""
+
+
+class NamedText(Section):
+    """A column of a data set: its name on the Hugging Face hub, or a local folder of it."""
+
+    kind: Literal["datasets"]
+    name: Annotated[str, Field(min_length=1)]
+    config: str | None = None
+    revision: str | None = None
+    column: str = "text"
+    train: str = "train"
+    """A split, or a slice of one such as train[:95%]."""
+    valid: str = "validation"
 
 
 class EmbeddedText(Section):
@@ -26,7 +45,7 @@ class EmbeddedText(Section):
     """Where the downloaded package archive and the cleaned text are kept."""
 
 
-TextSource = Annotated[TextFiles | EmbeddedText, Field(discriminator="kind")]
+TextSource = Annotated[TextFiles | NamedText | EmbeddedText, Field(discriminator="kind")]
 
 
 class CorpusSettings(Section):
@@ -35,6 +54,8 @@ class CorpusSettings(Section):
     path: Path
     """Folder of the token arrays that `prepare_data` makes."""
     source: TextSource
+    on_bad_row: Literal["error", "skip"] = "error"
+    """What a row or line that cannot be read does: stop, or be skipped and counted."""
     length: Annotated[int, Field(ge=3)] = 128
     """Tokens in one example, [CLS] and [SEP] included."""
     mask_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15

@@ -6,7 +6,7 @@ Nothing here needs torch: a mistake is told before a device is touched.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,6 +16,7 @@ from ala_encoder.settings.attention import AttentionSettings, check_attention, h
 from ala_encoder.settings.base import NonNegativeInt, Section
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.engine import EngineSettings, read_deepspeed
+from ala_encoder.settings.loader import check
 from ala_encoder.settings.model import EncoderModel, ModelSettings
 from ala_encoder.settings.optim import OptimSettings
 from ala_encoder.settings.task import TaskSettings
@@ -67,6 +68,12 @@ class Architecture(Section):
     @property
     def table(self) -> HeadTable:
         return head_table(self.encoder, self.model.num_layers, self.model.num_heads)
+
+    @property
+    def vocab_size(self) -> int:
+        if self.tokenizer.vocab_size is None:
+            raise UserError("tokenizer.vocab_size: missing; counts read no files, state the size")
+        return self.tokenizer.vocab_size
 
 
 class TrainingRun(Section):
@@ -174,14 +181,54 @@ class EvaluateRun(Section):
 
     export: Path
     """An export folder, or a run folder that has one."""
-    split: Literal["train", "valid", "dev", "test"] | None = None
-    """None: valid for a language model, dev for a classifier."""
+    split: str | None = None
+    """None: valid for a language model, every dev split for a classifier (test, without one)."""
+    task: str | None = None
+    """Another GLUE task with the same classes, such as ax for a classifier of mnli."""
     path: Path | None = None
-    """Other data than the export was made with: a prepared corpus or a folder of TSV files."""
+    """Other data than the export was made with: a prepared corpus, or a folder of tables."""
+    files: dict[str, str] | None = None
+    """Split → other file or split than the task's, or some rows of it, as in data.files."""
+    dataset: str | None = None
+    """Other data: the name of a data set that the `datasets` library loads."""
+    config: str | None = None
+    """Its configuration; none: the task's own for `glue`."""
+    revision: str | None = None
+    """Its version: a tag, branch or commit."""
     batch_size: Annotated[int, Field(ge=1)] = 64
     output: Path | None = None
     """Folder of SPLIT.json and predictions; none: eval/ beside the export, or eval-DATA/ for other
     data, so that a run's own scores stay."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EvaluateRun:
+        if self.path is not None and self.dataset is not None:
+            raise UserError("path and dataset: both say where the rows are, give one of the two")
+        for name in ("config", "revision"):
+            if getattr(self, name) is not None and self.dataset is None:
+                raise UserError(f"{name}: does nothing without `dataset`")
+        return self
+
+    @property
+    def is_own(self) -> bool:
+        """Tell whether what is scored is the data that the export was made with."""
+        return not (self.path or self.dataset or self.files or self.task)
+
+    def task_data(self, own: TaskSettings) -> TaskSettings:
+        """Return a classifier's own data settings with what is given here in their place.
+
+        Raises UserError for what does not fit together.
+        """
+        data = own.model_dump(mode="json")
+        if self.task is not None and self.task != own.task:
+            data |= {"task": self.task, "columns": None, "files": None, "config": None}
+        if self.path is not None or self.dataset is not None:
+            keep = {"task", "columns", "length", "on_bad_row"}
+            data = {key: value for key, value in data.items() if key in keep}
+            data |= self.model_dump(mode="json", include={"path", "dataset", "config", "revision"})
+        if self.files:
+            data["files"] = self.files
+        return check(data, TaskSettings)
 
 
 class CompareRun(Section):
@@ -193,7 +240,20 @@ class CompareRun(Section):
     """Folder of report.md, report.csv and scores.png."""
     metric: str | None = None
     """Metric of the plot; none: the first that runs share."""
+    floors: dict[str, dict[str, float]] | None = None
+    """What a simple baseline reaches, by data name and score: a column of the summary."""
+    floors_source: str | None = None
+    """Where the floors come from, in a line."""
     tracking: TrackingSettings = TrackingSettings()
+
+    @model_validator(mode="after")
+    def _sourced(self) -> CompareRun:
+        if self.floors_source is not None and not self.floors:
+            raise UserError("floors_source: does nothing without `floors`")
+        for name, values in (self.floors or {}).items():
+            if not values:
+                raise UserError(f"floors.{name}: names no score, as in eval_accuracy: 0.5")
+        return self
 
 
 class TrackRun(Section):

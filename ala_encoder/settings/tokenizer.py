@@ -1,17 +1,17 @@
-"""Settings of the tokenizer."""
+"""Settings of the tokenizer, one class a kind."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ala_encoder.settings.base import PositiveInt, Section
 
 
-class TokenizerSettings(Section):
-    """The tokenizer folder: read when it exists, made by `train_tokenizer` otherwise."""
+class WordPieceSettings(Section):
+    """BERT's kind. The folder is read when it exists, made by `train_tokenizer` otherwise."""
 
     path: Path
     kind: Literal["wordpiece"] = "wordpiece"
@@ -20,3 +20,52 @@ class TokenizerSettings(Section):
     lowercase: bool = True
     min_frequency: PositiveInt = 2
     """Merges seen less often are not learned."""
+
+
+class ByteBPESettings(Section):
+    """GPT-2's kind: any text, given back exactly."""
+
+    path: Path
+    kind: Literal["byte_bpe"]
+    vocab_size: Annotated[int, Field(ge=260)] = 50_260
+    """Pieces to train: 4 special tokens, 256 bytes, and merges."""
+    min_frequency: PositiveInt = 2
+    """Merges seen less often are not learned."""
+
+
+class SentencePieceSettings(Section):
+    """The sentencepiece library's kinds."""
+
+    path: Path
+    kind: Literal["sentencepiece"]
+    vocab_size: Annotated[int, Field(ge=7)] = 32_000
+    """Pieces to train, special tokens included."""
+    model: Literal["unigram", "bpe"] = "unigram"
+    character_coverage: Annotated[float, Field(gt=0.9, le=1.0)] = 0.9995
+    """Share of the text's characters that get a piece; the rarest others are unknown."""
+    normalization: Literal["nmt_nfkc", "nmt_nfkc_cf", "identity"] = "nmt_nfkc"
+    """nmt_nfkc_cf also folds case; identity leaves text as it is."""
+
+
+class PretrainedSettings(Section):
+    """A published vocabulary, copied to `path` with the special tokens it lacks."""
+
+    path: Path
+    kind: Literal["pretrained"]
+    name: Annotated[str, Field(min_length=1)]
+    """A folder, or a name of the Hugging Face hub."""
+    revision: str | None = None
+    """Commit or tag on the hub; none: the newest."""
+    vocab_size: PositiveInt | None = None
+    """Size of the copy, for `params`, which reads no files."""
+
+
+def _wordpiece_by_default(given: Any) -> Any:
+    return {"kind": "wordpiece", **given} if isinstance(given, dict) else given
+
+
+TokenizerSettings = Annotated[
+    WordPieceSettings | ByteBPESettings | SentencePieceSettings | PretrainedSettings,
+    Field(discriminator="kind"),
+    BeforeValidator(_wordpiece_by_default),
+]

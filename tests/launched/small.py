@@ -19,8 +19,9 @@ from ala_encoder.generated import generated_text
 from ala_encoder.models import MaskedLM
 from ala_encoder.settings.experiment import PretrainRun
 from ala_encoder.settings.loader import check
+from ala_encoder.settings.tokenizer import WordPieceSettings
 from ala_encoder.settings.train import split_batch
-from ala_encoder.tokenizer import Tokenizer
+from ala_encoder.tokenizer import Tokenizer, train
 from ala_encoder.tracking import EVENTS, NullLog, RunInfo, RunLog, null_log
 from ala_encoder.training import Goal, Loop, Outcome
 
@@ -69,7 +70,8 @@ def data(home: Path) -> tuple[Tokenizer, NDArray[np.uint16]]:
     if ranks.is_main() and not (home / "tokenizer").exists():
         home.mkdir(parents=True, exist_ok=True)
         (home / "text.txt").write_text("\n".join(text()), encoding="utf-8")
-        Tokenizer.train([home / "text.txt"], vocab_size=300).save(home / "tokenizer")
+        wanted = WordPieceSettings(path=home / "tokenizer", vocab_size=300)
+        train(wanted, text()).save(wanted.path)
     ranks.barrier()
     tokenizer = Tokenizer.load(home / "tokenizer")
     tokens = np.array([t for row in tokenizer.encode_batch(text()) for t in row], dtype=np.uint16)

@@ -1,0 +1,32 @@
+"""Tokenizers of four kinds behind one interface.
+
+For: training a vocabulary, reading an existing one, text to ids and back. Not for: reading text
+files (`sources`), masking (`objectives`), storing ids (`corpus`).
+"""
+
+from ala_encoder.tokenizer.base import Special, Tokenizer
+from ala_encoder.tokenizer.byte_bpe import ByteBPE
+from ala_encoder.tokenizer.fit import report
+from ala_encoder.tokenizer.folder import fetch, load
+from ala_encoder.tokenizer.making import check, make
+from ala_encoder.tokenizer.pretrained import Pretrained
+from ala_encoder.tokenizer.sentence_piece import SentencePiece
+from ala_encoder.tokenizer.training import train
+from ala_encoder.tokenizer.wordpiece import SPECIAL_TOKENS, Normalisation, WordPiece
+
+__all__ = [
+    "SPECIAL_TOKENS",
+    "ByteBPE",
+    "Normalisation",
+    "Pretrained",
+    "SentencePiece",
+    "Special",
+    "Tokenizer",
+    "WordPiece",
+    "check",
+    "fetch",
+    "load",
+    "make",
+    "report",
+    "train",
+]
