@@ -103,9 +103,11 @@ def check_resumable(state: dict[str, Any], identity: dict[str, Any], folder: Pat
 
 def rotate(folder: Path, keep: int) -> None:
     """Delete all but the `keep` newest complete checkpoints; on rank 0."""
-    complete = [step for step, path in steps(folder).items() if _is_complete(path)]
-    for step in complete[:-keep]:
-        doomed = folder / f"step_{step:07d}"
+    complete = [path for path in steps(folder).values() if _is_complete(path)]
+    for doomed in complete[:-keep]:
+        if doomed.is_symlink():  # what it leads to is not ours
+            doomed.unlink()
+            continue
         aside = doomed.with_name(f"{doomed.name}.tmp-old")
         os.replace(doomed, aside)
         shutil.rmtree(aside)

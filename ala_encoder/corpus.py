@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +23,18 @@ from tqdm import tqdm
 
 from ala_encoder import manifests
 from ala_encoder.errors import UserError
-from ala_encoder.files import locked, write_json
+from ala_encoder.files import folder_aside, locked, remove_leftovers, write_json
 from ala_encoder.lines import Reading
-from ala_encoder.sources import SPLITS, Source, documents
+from ala_encoder.manifests import Manifest, SplitRecord
+from ala_encoder.settings.base import BadRowPolicy
+from ala_encoder.sources import SPLITS, TextSource, documents
 from ala_encoder.tokenizer import Tokenizer
 
-_CHUNK = 2000  # pieces of text tokenised at once,
+_CHUNK = 2000  # parts of text tokenised at once,
 _CHUNK_LENGTH = 1 << 19  # and their characters
-_PIECE_LENGTH = 1 << 16
-_MAX_PIECE = 1 << 18
+_PART_LENGTH = 1 << 16
+_MAX_PART = 1 << 18
 _CUT = re.compile(r"(?<=\w) (?=\w)")
-_COUNTS = ("tokens", "documents", "paragraphs", "words", "unknown")
-_MET = ("carriage_returns", "byte_order_marks", "nulls", "surrogates", "skipped")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -45,22 +43,35 @@ _MET = ("carriage_returns", "byte_order_marks", "nulls", "surrogates", "skipped"
 
 
 def prepare(
-    folder: Path, source: Source, tokenizer: Tokenizer, *, say: Callable[[str], None] = print
-) -> dict[str, Any]:
+    folder: Path,
+    source: TextSource,
+    tokenizer: Tokenizer,
+    *,
+    on_bad_row: BadRowPolicy = "error",
+    say: Callable[[str], None] = print,
+) -> Manifest:
     """Tokenise `source` into `folder` and return the manifest; nothing is done when it is current.
 
     Any number of processes may call it at once: one builds, the others wait and find it current.
-    Written aside and renamed. Raises UserError when the folder holds a corpus of other text,
-    another tokenizer or other options (delete it, or choose another path), when a split has no
-    token, or when the folder cannot be written.
+    Either way `say` is told what was made, cleaned and skipped. Written aside and renamed. Raises
+    UserError when the folder holds a corpus of other text, another tokenizer or other options
+    (delete it, or choose another path), when a split has no token, when its text cannot be read,
+    or when the folder cannot be written.
     """
+    built = None
     if not _is_made(folder):
         with locked(folder, say):
             if not _is_made(folder):
-                return _build(folder, source, tokenizer, say)
-    manifest = manifests.read(folder)
-    manifests.refuse_stale(folder, manifest, tokenizer, source)
-    say(f"{folder} is current: {manifests.describe(manifest)}")
+                remove_leftovers(folder)
+                with folder_aside(folder) as aside:
+                    built = _write(aside, source, tokenizer, on_bad_row)
+    manifest = built or manifests.read(folder)
+    if not built:
+        manifests.refuse_other_tokenizer(folder, manifest, tokenizer)
+        manifests.refuse_stale(folder, manifest, source, on_bad_row)
+    say(f"{folder}{'' if built else ' is current'}: {manifest.describe()}")
+    for note in manifest.notes():
+        say(f"  {note}")
     return manifest
 
 
@@ -74,63 +85,58 @@ def _is_made(folder: Path) -> bool:
     return False
 
 
-def _build(
-    folder: Path, source: Source, tokenizer: Tokenizer, say: Callable[[str], None]
-) -> dict[str, Any]:
-    readings = {split: Reading(source.on_bad_row) for split in SPLITS}
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
-            aside = Path(scratch) / folder.name
-            aside.mkdir()
-            manifest = _write(aside, source, tokenizer, readings)
-            if folder.exists():
-                folder.rmdir()
-            os.replace(aside, folder)
-    except OSError as error:
-        raise UserError(f"data.path = {folder}: cannot write the corpus: {error}") from None
-    say(f"{folder}: {manifests.describe(manifest)}")
-    for split, reading in readings.items():
-        for note in reading.notes():
-            say(f"  {split}: {note}")
-    return manifest
-
-
 def _write(
-    folder: Path, source: Source, tokenizer: Tokenizer, readings: dict[str, Reading]
-) -> dict[str, Any]:
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
-    manifest: dict[str, Any] = {
-        "format": manifests.FORMAT,
-        "name": source.name,
-        "credit": source.credit,
-        "generated": source.generated,
-        "tokenizer": tokenizer.fingerprint,
-        "vocab_size": tokenizer.vocab_size,
-        "dtype": dtype.str,
-        "options": manifests.options_of(source),
-        "splits": {},
-    }
-    for split, reading in readings.items():
-        path = folder / f"{split}.bin"
-        with path.open("wb") as out:
-            counts = _tokenise(documents(source, split, reading), tokenizer, dtype, out, split)
-            out.flush()
-            os.fsync(out.fileno())
-        if not counts["tokens"]:
-            reason = "the text is empty"
-            if reading.skipped:
-                reason = f"{reading.skipped:,} bad rows, the first: {reading.first_skipped}"
-            raise UserError(f"data.source.{split}: no token in {source.describe(split)}: {reason}")
-        met = asdict(reading)
-        manifest["splits"][split] = {
-            **{name: counts[name] for name in _COUNTS},
-            **{name: met[name] for name in _MET},
-            "sha256": manifests.sha256_of(path),
-            "files": [manifests.file_record(file) for file in source.files.get(split, ())],
-            "dataset": manifests.dataset_record(source, split),
-        }
-    write_json(folder / "manifest.json", manifest)
+    folder: Path, source: TextSource, tokenizer: Tokenizer, on_bad_row: BadRowPolicy
+) -> Manifest:
+    dtype: Literal["<u2", "<u4"] = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+    train, valid = (
+        _write_split(folder, source, split, Reading(on_bad_row), tokenizer, np.dtype(dtype))
+        for split in SPLITS
+    )
+    manifest = Manifest(
+        name=source.name,
+        credit=source.credit,
+        generated=source.generated,
+        tokenizer=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        dtype=dtype,
+        column=source.column,
+        train=train,
+        valid=valid,
+    )
+    write_json(folder / "manifest.json", manifest.model_dump(mode="json"))
     return manifest
+
+
+def _write_split(
+    folder: Path,
+    source: TextSource,
+    split: str,
+    reading: Reading,
+    tokenizer: Tokenizer,
+    dtype: np.dtype[Any],
+) -> SplitRecord:
+    path = folder / f"{split}.bin"
+    with path.open("wb") as out:
+        counts = _tokenise(documents(source, split, reading), tokenizer, dtype, out, split)
+        out.flush()
+        os.fsync(out.fileno())
+    if not counts["tokens"]:
+        why = "the text is empty"
+        if reading.skipped:
+            why = f"{reading.skipped:,} bad rows, the first: {reading.first_skipped}"
+        raise UserError(f"data.source.{split}: no token in {source.describe(split)}: {why}")
+    return SplitRecord(
+        tokens=counts["tokens"],
+        documents=counts["documents"],
+        paragraphs=counts["paragraphs"],
+        words=counts["words"],
+        unknown=counts["unknown"],
+        sha256=manifests.sha256_of(path),
+        reading=reading,
+        files=tuple(map(manifests.FileRecord.of, source.files.get(split, ()))),
+        dataset=manifests.dataset_record(source, split),
+    )
 
 
 def _tokenise(
@@ -144,7 +150,7 @@ def _tokenise(
     counts: Counter[str] = Counter()
     is_open = False
     with tqdm(unit=" tokens", unit_scale=True, desc=f"tokenising {split}", disable=None) as bar:
-        for chunk in _chunks(_pieces(marked, counts)):
+        for chunk in _chunks(_parts(marked, counts)):
             rows = iter(tokenizer.encode_batch([text for text in chunk if text is not None]))
             tokens: list[int] = []
             for text in chunk:
@@ -165,8 +171,8 @@ def _tokenise(
     return counts
 
 
-def _pieces(marked: Iterable[str | None], counts: Counter[str]) -> Iterator[str | None]:
-    """Cut long paragraphs at single spaces between letters, where no piece is on both sides.
+def _parts(marked: Iterable[str | None], counts: Counter[str]) -> Iterator[str | None]:
+    """Cut long paragraphs at single spaces between letters, where no token is on both sides.
 
     Memory then stays in bounds: the libraries keep some 500 bytes for each token of a text. Only
     256 Ki characters without such a space are cut as they stand, which may change a word there.
@@ -178,20 +184,20 @@ def _pieces(marked: Iterable[str | None], counts: Counter[str]) -> Iterator[str 
         counts["paragraphs"] += 1
         start = 0
         while start < len(text):
-            end = start + _MAX_PIECE
-            cut = _CUT.search(text, start + _PIECE_LENGTH, end)
-            piece = text[start : cut.start() if cut else end]
-            counts["words"] += len(piece.split())
-            yield piece
-            start += len(piece)
+            end = start + _MAX_PART
+            cut = _CUT.search(text, start + _PART_LENGTH, end)
+            part = text[start : cut.start() if cut else end]
+            counts["words"] += len(part.split())
+            yield part
+            start += len(part)
 
 
-def _chunks(pieces: Iterable[str | None]) -> Iterator[list[str | None]]:
+def _chunks(parts: Iterable[str | None]) -> Iterator[list[str | None]]:
     chunk: list[str | None] = []
     length = 0
-    for piece in pieces:
-        chunk.append(piece)
-        length += len(piece or "")
+    for part in parts:
+        chunk.append(part)
+        length += len(part or "")
         if len(chunk) >= _CHUNK or length >= _CHUNK_LENGTH:
             yield chunk
             chunk, length = [], 0
@@ -204,32 +210,30 @@ def _chunks(pieces: Iterable[str | None]) -> Iterator[list[str | None]]:
 
 
 def open_tokens(
-    folder: Path, tokenizer: Tokenizer, source: Source | None = None, *, verify: bool = True
+    folder: Path, manifest: Manifest, tokenizer: Tokenizer, *, verify: bool = True
 ) -> dict[str, NDArray[np.unsignedinteger[Any]]]:
     """Return the token arrays of a corpus, memory-mapped, by split.
 
-    Raises UserError when the arrays were made with another tokenizer or from other text than
-    `source`, or when a file is not what its manifest says (size, and SHA-256 when `verify`).
+    Raises UserError when they were made with another tokenizer, or when a file is not what the
+    manifest says (size, and SHA-256 when `verify`).
     """
-    manifest = manifests.read(folder)
-    manifests.refuse_stale(folder, manifest, tokenizer, source)
-    dtype = np.dtype(manifest["dtype"])
+    manifests.refuse_other_tokenizer(folder, manifest, tokenizer)
+    dtype = np.dtype(manifest.dtype)
     if tokenizer.vocab_size > np.iinfo(dtype).max + 1:
         raise UserError(f"{folder}: {dtype} cannot hold {tokenizer.vocab_size} pieces")
     arrays: dict[str, NDArray[np.unsignedinteger[Any]]] = {}
-    for split in SPLITS:
-        record = manifest["splits"][split]
+    for split, record in manifest.splits.items():
         path = folder / f"{split}.bin"
         size = path.stat().st_size if path.is_file() else -1
-        if size != record["tokens"] * dtype.itemsize:
+        if size != record.tokens * dtype.itemsize:
             raise UserError(
-                f"{path}: {size} bytes, the manifest says {record['tokens'] * dtype.itemsize}: "
+                f"{path}: {size} bytes, the manifest says {record.tokens * dtype.itemsize}: "
                 "delete the folder and prepare again"
             )
-        if verify and (found := manifests.sha256_of(path)) != record["sha256"]:
+        if verify and (found := manifests.sha256_of(path)) != record.sha256:
             raise UserError(
-                f"{path}: SHA-256 {found[:12]}…, the manifest says {record['sha256'][:12]}…: "
+                f"{path}: SHA-256 {found[:12]}…, the manifest says {record.sha256[:12]}…: "
                 "the file is damaged, delete the folder and prepare again"
             )
-        arrays[split] = np.memmap(path, dtype=dtype, mode="r", shape=(record["tokens"],))
+        arrays[split] = np.memmap(path, dtype=dtype, mode="r", shape=(record.tokens,))
     return arrays

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from ala_encoder import optim, ranks
 from ala_encoder.batches import model_inputs
-from ala_encoder.errors import RunStopped, UserError
+from ala_encoder.errors import RunStopped, UserError, reason
 from ala_encoder.settings.engine import EngineSettings
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.train import BatchSplit
@@ -72,7 +72,7 @@ class Engine:
             key = ".".join(map(str, first["loc"]))
             raise UserError(f"deepspeed: {key}: {first['msg']} ({error.title})") from error
         except (deepspeed.DeepSpeedConfigError, ValueError, TypeError) as error:
-            raise UserError(f"deepspeed: {' '.join(str(error).split())}") from error
+            raise UserError(f"deepspeed: {reason(error)}") from error
         self._engine = deepspeed.initialize(
             model=model.to(self._device),
             optimizer=_optimizer(model, run),
@@ -201,7 +201,8 @@ class Engine:
 def read_data(path: Path | str, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
     """Return what a checkpoint's file holds: tensors, plain values and DeepSpeed's own records.
 
-    Raises UserError for a file that would run code or is damaged; none of it is run.
+    Raises UserError for a file that cannot be read, would run code or is damaged; none of it is
+    run.
     """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -211,14 +212,15 @@ def read_data(path: Path | str, map_location: Any = "cpu", *, mmap: bool = False
     try:
         with torch.serialization.safe_globals(records):
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+    except MemoryError:  # says nothing about the file
+        raise
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from None
     except Exception as error:  # whoever wrote the file chooses what its reading raises
-        reason = type(error).__name__
-        if name := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            reason = f"it asks for {name[1]}"
-        elif isinstance(error, OSError):
-            reason = error.strerror or reason
+        name = re.search(r"GLOBAL ([\w.]+)", str(error))
+        found = f"it asks for {name[1]}" if name else type(error).__name__
         raise UserError(
-            f"{path}: holds code or is damaged ({reason}); nothing of it was run, "
+            f"{path}: holds code or is damaged ({found}); nothing of it was run, "
             "delete its checkpoint to resume from the one before"
         ) from None
 
@@ -376,9 +378,8 @@ def _shared_memory(*, needed: bool) -> None:
             with contextlib.redirect_stdout(sys.stderr):
                 get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
         except (RuntimeError, OSError, ImportError) as error:
-            reason = str(error).strip().splitlines()[0]
             print(
-                f"cannot build DeepSpeed's shared-memory collectives ({reason}); "
+                f"cannot build DeepSpeed's shared-memory collectives ({reason(error)}); "
                 "going on with gloo alone, slower",
                 file=sys.stderr,
                 flush=True,

@@ -21,19 +21,33 @@ class UserError(ValueError):
     """
 
     def __init__(self, text: str) -> None:
-        line = _cut(text).replace("\n", " ")  # cut twice: escaping a long text takes long
-        super().__init__(_cut("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)))
+        line = cut(text, MAX_TEXT).replace("\n", " ")  # cut twice: escaping a long text takes long
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        super().__init__(cut(line, MAX_TEXT))
 
 
 class RunStopped(RuntimeError):
     """A run that must not go on, such as one with a gradient that is not finite; exit code 1."""
 
 
-def _cut(text: str) -> str:
-    if len(text) <= MAX_TEXT:
-        return text
-    half = (MAX_TEXT - 3) // 2
-    return f"{text[:half]} … {text[-half:]}"
+def cut(text: str, most: int) -> str:
+    """Return `text`, its middle left out where it has more than `most` characters."""
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
+
+
+def shown(value: object, most: int = 60) -> str:
+    """Return the `repr` of a value for a message, cut to `most` characters."""
+    return cut(repr(value), most)
+
+
+def reason(error: BaseException) -> str:
+    """Return why something failed, for a message: one line, the system's own words if it has any.
+
+    An error without a text is told by its class.
+    """
+    text = getattr(error, "strerror", None) or str(error)
+    return cut(" ".join(str(text).split()), 300) or type(error).__name__
 
 
 def closest(word: str, allowed: Iterable[str]) -> str | None:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from ala_encoder import ranks
 from ala_encoder.batches import FIXED_EPOCH, Examples, Ids, model_inputs, pieces
 from ala_encoder.files import write_json
-from ala_encoder.metrics import perplexity
+from ala_encoder.language_model import perplexity
+from ala_encoder.metrics import Score, finite
 from ala_encoder.objectives import summed_loss
 from ala_encoder.settings.train import BatchSplit
 
@@ -114,31 +115,21 @@ def merge(parts: Sequence[Part], num_examples: int) -> tuple[list[int] | list[fl
 
 
 def write_scores(
-    folder: Path,
-    task: str,
-    split: str,
-    data: str,
-    scores: Mapping[str, float | None],
-    undefined: Mapping[str, str],
-    notes: Mapping[str, str],
+    folder: Path, task: str, split: str, data: str, scores: Mapping[str, Score]
 ) -> None:
     """Write folder/SPLIT.json: the scores, the reason of each that has no value, and notes.
 
-    `undefined` and `notes` go by the names in `scores`. What is not finite becomes null, since JSON
-    has no NaN, and every null has a reason.
+    What is not finite becomes null, since JSON has no NaN, and every null has a reason.
     """
-    finite = {
-        name: value if value is not None and math.isfinite(value) else None
-        for name, value in scores.items()
-    }
-    missing = [name for name, value in finite.items() if value is None]
+    values = finite({name: score.value for name, score in scores.items()})
+    missing = [name for name, value in values.items() if value is None]
     found = {
         "task": task,
         "split": split,
         "data": data,
-        "scores": finite,
-        "undefined": {name: undefined.get(name, "it is not finite") for name in missing},
-        "notes": dict(notes),
+        "scores": values,
+        "undefined": {name: scores[name].reason or "it is not finite" for name in missing},
+        "notes": {name: score.note for name, score in scores.items() if score.note},
     }
     write_json(folder / f"{split}.json", found)
 

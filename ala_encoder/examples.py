@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from ala_encoder import glue, labelled
 from ala_encoder.batches import FIXED_EPOCH, Ids, Inputs
 from ala_encoder.errors import UserError
-from ala_encoder.metrics import Unigram
+from ala_encoder.language_model import Unigram
 from ala_encoder.objectives import IGNORE, Corruption, check_labels, pad
 from ala_encoder.settings.corpus import CorpusSettings
-from ala_encoder.settings.task import TaskSettings
 from ala_encoder.tokenizer import Tokenizer
 
 _FIXED_SEED = 0
@@ -141,22 +140,17 @@ class LabelledSentences:
     longest."""
 
     def __init__(
-        self, examples: labelled.Examples, task: glue.Task, data: TaskSettings, tokenizer: Tokenizer
+        self, rows: labelled.LabelledRows, task: glue.Task, length: int, tokenizer: Tokenizer
     ) -> None:
         self.task, self.pad_id = task, tokenizer.pad_id
-        self.source, self.ids, self.labels = examples.source, examples.ids, examples.labels
-        first = tokenizer.encode_batch(examples.first)
-        second = (
-            [None] * len(first)
-            if examples.second is None
-            else tokenizer.encode_batch(examples.second)
-        )
-        special = 2 if examples.second is None else 3
+        self.source, self.ids, self.labels = rows.source, rows.ids, rows.labels
+        first = tokenizer.encode_batch(rows.first)
+        second = [None] * len(first) if rows.second is None else tokenizer.encode_batch(rows.second)
+        special = 2 if rows.second is None else 3
         self.num_cut = sum(
-            len(a) + len(b or ()) + special > data.length
-            for a, b in zip(first, second, strict=True)
+            len(a) + len(b or ()) + special > length for a, b in zip(first, second, strict=True)
         )
-        self.rows = [tokenizer.pair(a, b, data.length) for a, b in zip(first, second, strict=True)]
+        self.rows = [tokenizer.pair(a, b, length) for a, b in zip(first, second, strict=True)]
         if self.labels is not None and not task.is_regression:
             check_labels(np.asarray(self.labels, dtype=np.int64), task.num_outputs)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from ala_encoder import __version__, glue
 from ala_encoder.errors import UserError, nearest
-from ala_encoder.files import read_json, write_json, write_text
+from ala_encoder.files import folder_aside, read_json, write_json, write_text
 from ala_encoder.models import Classifier, Encoder, MaskedLM
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.base import Section
@@ -31,7 +30,7 @@ from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.model import EncoderModel
 from ala_encoder.settings.task import TaskSettings
-from ala_encoder.tokenizer import Tokenizer
+from ala_encoder.tokenizer import Tokenizer, load
 
 WEIGHTS = "model.safetensors"
 
@@ -102,21 +101,16 @@ class Export:
 
 def write(folder: Path, card: Card, tokenizer: Tokenizer, state: Mapping[str, Tensor]) -> None:
     """Write an export aside and rename it; one that is there is replaced."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)  # of a process that was killed
+    with folder_aside(folder) as aside:
         tokenizer.save(aside)
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, aside / WEIGHTS)
         write_json(aside / "export.json", card.model_dump(mode="json"))
         write_text(aside / "README.md", readme(card))
-        aside.chmod(0o755)
-        old = aside.with_name(f"{aside.name}.old")
         if folder.exists():
             os.replace(folder, old)
-        os.replace(aside, folder)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def find(path: Path) -> Path:
@@ -137,7 +131,7 @@ def read(path: Path) -> Export:
         card = check(read_json(folder / "export.json"), Card)
     except UserError as error:
         raise UserError(f"{folder / 'export.json'}: {error}") from None
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = load(folder)
     if tokenizer.vocab_size != card.vocab_size:
         raise UserError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, the model "

@@ -16,14 +16,15 @@ from ala_encoder import export, glue, labelled, metrics, ranks
 from ala_encoder.errors import UserError
 from ala_encoder.evaluation import Forward, predict, write_scores
 from ala_encoder.examples import LabelledSentences
+from ala_encoder.metrics import Score
 from ala_encoder.models import Classifier
 from ala_encoder.runs import Run
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import FinetuneRun
 from ala_encoder.settings.model import EncoderModel
 from ala_encoder.settings.task import TaskSettings
-from ala_encoder.splits import check_apart, locate
-from ala_encoder.tokenizer import Tokenizer
+from ala_encoder.splits import Splits, check_apart
+from ala_encoder.tokenizer import Tokenizer, open_folder
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,7 @@ def start_from(settings: FinetuneRun) -> Start:
     """Read what `init` names, or take the settings' own model; raises UserError on a misfit."""
     if settings.init is None:
         assert settings.model and settings.tokenizer and settings.variant
-        if not settings.tokenizer.path.exists():
-            raise UserError(
-                f"tokenizer.path = {settings.tokenizer.path}: run train_tokenizer first"
-            )
-        tokenizer = Tokenizer.load(settings.tokenizer.path)
+        tokenizer = open_folder(settings.tokenizer, ranks.say)
         encoder = settings.encoder or AttentionSettings()
         return Start(settings.variant, settings.model, encoder, tokenizer)
     source = export.read(settings.init)
@@ -107,22 +104,18 @@ class TaskData:
 
         Metrics are None where the split has no labels; files are written by rank 0.
         """
-        part, prefix = self.parts[split], glue.prefix_of(split)
+        part = self.parts[split]
         predicted, loss = predict(forward, part, batch_size)
-        values, reasons, notes = metrics.scores(self.task.metrics, predicted, part.labels)
-        scores: dict[str, float | None] = {f"{prefix}_{k}": v for k, v in values.items()}
+        scores = metrics.scores(self.task.metrics, predicted, part.labels)
         if loss.count:
-            scores[f"{prefix}_loss"] = loss.mean
-        scores[f"{prefix}_examples"] = float(len(part))
+            scores["loss"] = Score(loss.mean)
+        scores["examples"] = Score(float(len(part)))
+        scores = {f"{glue.prefix_of(split)}_{name}": score for name, score in scores.items()}
         if folder is not None and ranks.is_main():
             path = folder / glue.prediction_file(self.task, split)
             glue.write_predictions(path, self.task, part.ids, predicted)
-            undefined, noted = (
-                {f"{prefix}_{name}": text for name, text in texts.items()}
-                for texts in (reasons, notes)
-            )
-            write_scores(folder, self.task.name, split, self.name, scores, undefined, noted)
-        return scores
+            write_scores(folder, self.task.name, split, self.name, scores)
+        return {name: score.value for name, score in scores.items()}
 
 
 def _digest(part: LabelledSentences) -> str:
@@ -130,16 +123,13 @@ def _digest(part: LabelledSentences) -> str:
 
 
 def read(
-    task: glue.Task,
-    data: TaskSettings,
-    tokenizer: Tokenizer,
-    splits: Sequence[str] | None = None,
+    found: Splits, data: TaskSettings, tokenizer: Tokenizer, splits: Sequence[str] | None = None
 ) -> TaskData:
     """Read and tokenise `splits`; None: train, the first dev split, and whatever else there is.
 
     Raises UserError for what cannot be read, and when rows are trained on and scored as well.
     """
-    found = locate(task, data, ranks.say)
+    task = found.task
     if splits is None:
         needed = ("train", task.splits_of("dev")[0])
         others = (split for split in found.present("dev", "test") if split not in needed)
@@ -147,24 +137,24 @@ def read(
     check_apart(found, splits)
     parts, notes = {}, []
     for split in splits:
-        examples = labelled.read_split(task, found.source(split), split, on_bad_row=data.on_bad_row)
+        rows = labelled.read_split(task, found.source(split), split, on_bad_row=data.on_bad_row)
         if split == "train" and data.max_train_examples:
-            examples = _first(examples, data.max_train_examples)
-        part = LabelledSentences(examples, task, data, tokenizer)
-        notes += list(examples.notes)
+            rows = _first(rows, data.max_train_examples)
+        part = LabelledSentences(rows, task, data.length, tokenizer)
+        notes += list(rows.notes)
         if part.num_cut:
             notes.append(f"{split}: {part.num_cut} inputs cut to {data.length} tokens")
         parts[split] = part
     return TaskData(task, found.name, found.credit, parts, notes)
 
 
-def _first(examples: labelled.Examples, most: int) -> labelled.Examples:
+def _first(rows: labelled.LabelledRows, most: int) -> labelled.LabelledRows:
     return replace(
-        examples,
-        first=examples.first[:most],
-        second=None if examples.second is None else examples.second[:most],
-        labels=None if examples.labels is None else examples.labels[:most],
-        ids=examples.ids[:most],
+        rows,
+        first=rows.first[:most],
+        second=None if rows.second is None else rows.second[:most],
+        labels=None if rows.labels is None else rows.labels[:most],
+        ids=rows.ids[:most],
     )
 
 

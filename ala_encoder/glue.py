@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ala_encoder.errors import UserError, nearest
 from ala_encoder.files import write_text
 from ala_encoder.settings.task import GLUE, SCORE_METRICS, TaskSettings, task_splits
 
@@ -209,18 +208,10 @@ TASKS: dict[str, Task] = {
 assert tuple(TASKS) == GLUE
 
 
-def task(name: str) -> Task:
-    """Return the GLUE task called `name`; raises UserError, with the nearest name, when unknown."""
-    if name not in TASKS:
-        hint = nearest(name.lower(), TASKS)
-        raise UserError(f"GLUE task {quoted(name)}: allowed are {', '.join(TASKS)}{hint}")
-    return TASKS[name]
-
-
 def task_of(data: TaskSettings) -> Task:
     """Return the task that the settings name, or describe under `columns`."""
     if data.columns is None:
-        return task(data.task)
+        return TASKS[data.task]
     given, labels = data.columns, data.columns.labels or ()
     return Task(
         name=data.task,
@@ -284,9 +275,3 @@ def _spelled(task: Task, prediction: float) -> str:
     label = operator.index(prediction)  # type: ignore[arg-type]  # a class is no float
     assert 0 <= label < len(task.labels), f"class {label} of {len(task.labels)}"
     return task.spellings[label]
-
-
-def quoted(text: object) -> str:
-    """Quote what was found, short enough for a one-line message."""
-    text = text if isinstance(text, str) else str(text)
-    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,39 +1,37 @@
 """The rows of a task's split, read and checked one by one.
 
 For: texts, labels and ids out of TSV, JSONL, CSV and Parquet files and named data sets alike. Not
-for: where they are (`splits`), what the columns mean (`glue`), lines and records (`lines`,
-`tables`), tokenizing (`examples`).
+for: where they are (`splits`), what the columns mean (`glue`), records (`task_files`, `tables`),
+tokenizing (`examples`).
 
-- A TSV file has no quoting: `"` is a plain character. Its first line is a header when it holds the
-  names of the sentence columns, in any order, each once; otherwise the task's `headerless` columns
-  are taken, and a task without those refuses the file.
 - Columns are found by name, any others are ignored. A text is kept as it stands, even empty.
 - A label is the class's name or its spelling in the task's files, or a number in the score's range.
 - A test split is unlabelled when it has no label column or every label is -1 or empty.
+- Of a slice the rows outside it are no matter, good or bad.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ala_encoder.errors import UserError
-from ala_encoder.glue import TASKS, Task, kind_of, quoted
-from ala_encoder.lines import BadRowPolicy, Reading, read_lines
-from ala_encoder.settings.task import Rows
-from ala_encoder.tables import ENDINGS, Record, records
+from ala_encoder.errors import UserError, shown
+from ala_encoder.glue import TASKS, Task, kind_of
+from ala_encoder.lines import Reading
+from ala_encoder.settings.base import BadRowPolicy
+from ala_encoder.splits import SplitSource
+from ala_encoder.tables import Record
 
-_TSV = (".tsv", ".txt")
 _NO_LABEL = (None, "", "-1", -1)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
-class Examples:
+class LabelledRows:
     """The rows of one split, N in file order.
 
     `labels` are class numbers or scores, None for an unlabelled split. `ids` come from the index
@@ -57,80 +55,6 @@ class Examples:
         return len(self.first)
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where the rows of one split are."""
-
-    name: str
-    """Path of the file, or data set and split."""
-    rows: Rows
-    """Which of its rows; named by the resolved path, or by data set and split."""
-    records: Callable[[Reading], Iterator[Record]]
-
-
-# ---- records -------------------------------------------------------------------------------------
-
-
-def open_records(path: Path) -> Callable[[Path, Task, Reading], Iterator[Record]]:
-    """Return what yields the records of a file, by its ending; UserError for another ending."""
-    if path.name.removesuffix(".gz").endswith(_TSV):
-        return _tsv_records
-    if path.name.lower().endswith(ENDINGS):
-        return lambda path, _, reading: records(path, reading)
-    allowed = ", ".join((*_TSV, *(f"{ending}.gz" for ending in _TSV), *ENDINGS))
-    raise UserError(f"{path}: not a table; allowed endings are {allowed}")
-
-
-def _tsv_records(path: Path, task: Task, reading: Reading) -> Iterator[Record]:
-    layouts: tuple[tuple[str, ...], ...] | None = None
-    for number, line in read_lines(path, reading):
-        cells = tuple(line.split("\t"))
-        if layouts is None:
-            if _is_header(task, cells):
-                layouts = (cells,)
-                continue
-            layouts = task.headerless
-            if not layouts:
-                raise UserError(f"{path}:{number}: {_no_header(task, cells)}")
-        names = next((names for names in layouts if len(names) == len(cells)), None)
-        if names is None:
-            allowed = " or ".join(f"{len(names)} ({', '.join(names)})" for names in layouts)
-            hint = _header_hint(task) if number == 1 else ""
-            reading.refuse(
-                f"{path}:{number}", f"{len(cells)} columns, allowed are {_cut(allowed)}{hint}"
-            )
-            continue
-        yield Record(f"{path}:{number}", dict(zip(names, cells, strict=True)))
-
-
-def _is_header(task: Task, cells: tuple[str, ...]) -> bool:
-    """Tell a header from a row, of which one cell may by chance be a column's name."""
-    columns, distinct = task.columns, set(cells)
-    if len(distinct) < len(cells) or not all(distinct.intersection(n) for n in columns.texts):
-        return False
-    like_a_row = any(len(cells) == len(names) for names in task.headerless)
-    return not like_a_row or bool(distinct.intersection(columns.label + columns.index))
-
-
-def _no_header(task: Task, cells: tuple[str, ...]) -> str:
-    needed = ", ".join(" or ".join(map(repr, names)) for names in task.columns.texts)
-    return (
-        f"{quoted(' | '.join(cells))} is no header of {task.name}: needed are {needed}, each once"
-    )
-
-
-def _header_hint(task: Task) -> str:
-    names = (*task.columns.texts, task.columns.label)
-    return f" (nor is line 1 a header with {', '.join(' or '.join(some) for some in names)})"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 200 else text[:197] + "..."
-
-
-# ---- rows ----------------------------------------------------------------------------------------
-
-
 class _Row(NamedTuple):
     place: str
     id: int
@@ -138,13 +62,24 @@ class _Row(NamedTuple):
     label: float | None  # None: no label column, or no label in a test split
 
 
+@dataclass
+class _HeldReading(Reading):
+    """Holds what a reader refuses until it is known whether the row is wanted."""
+
+    held: list[tuple[str, str]] = field(default_factory=list)
+    """Place, and why."""
+
+    def refuse(self, place: str, why: str) -> None:
+        self.held.append((place, why))
+
+
 class _BadRow(Exception):
     """What is wrong with one row, without the place."""
 
 
 def read_split(
-    task: Task, source: Source, split: str, *, on_bad_row: BadRowPolicy = "error"
-) -> Examples:
+    task: Task, source: SplitSource, split: str, *, on_bad_row: BadRowPolicy = "error"
+) -> LabelledRows:
     """Read one split; see the module's head for the rules.
 
     A bad row has a wrong number of columns, no text, an unknown label, a score out of range, or an
@@ -154,87 +89,91 @@ def read_split(
     Raises UserError for a bad row (by policy), and under either policy for a file that cannot be
     read, a header that is needed and not there, and a split without any row left.
     """
-    reading = Reading(on_bad_row)
-    rows, seen = _rows(task, source, split, reading)
+    reader, bad = _HeldReading(), Reading(on_bad_row)
+    rows, seen = _rows(task, source, split, reader, bad)
     unlabelled = [row for row in rows if row.label is None]
     if 0 < len(unlabelled) < len(rows):
         for row in unlabelled:
-            reading.refuse(
+            bad.refuse(
                 row.place,
                 f"no label among labelled rows, allowed are {task.allowed}, or none in every row",
             )
         rows, unlabelled = [row for row in rows if row.label is not None], []
     if not rows:
-        why = f"it has {seen:,} rows, none of them in {_slice(source.rows)}"
-        if reading.skipped:
-            why = f"all {reading.skipped} rows are bad, the first: {reading.first_skipped}"
-        elif not seen:
-            why = "the file is empty" if not reading.lines else "it has no row, only a header"
+        why = _why_empty(source, seen, reader, bad)
         raise UserError(f"{source.name}: split {split!r} of {task.name} is empty: {why}")
-    notes = [f"{source.name}: {note}" for note in reading.notes()]
+    notes = [f"{source.name}: {note}" for note in (*reader.notes(), *bad.notes())]
     if unlabelled:
         notes.append(f"{source.name}: unlabelled, so it can be predicted but not scored")
     labels: Any = [row.label for row in rows]
-    return Examples(
+    return LabelledRows(
         first=[row.texts[0] for row in rows],
         second=[row.texts[1] for row in rows] if task.columns.second else None,
         labels=None if unlabelled else labels,
         ids=[row.id for row in rows],
         source=source.name,
-        skipped=reading.skipped,
+        skipped=bad.skipped,
         notes=tuple(notes),
     )
 
 
-def _rows(task: Task, source: Source, split: str, reading: Reading) -> tuple[list[_Row], int]:
-    """Return the good rows of the wanted ones, and how many rows were looked at."""
-    _, start, stop = source.rows
+def _rows(
+    task: Task, source: SplitSource, split: str, reader: _HeldReading, bad: Reading
+) -> tuple[list[_Row], int]:
+    """Return the good rows of the wanted ones, and how many rows were looked at.
+
+    What the reader refuses is held until the next record tells its row's number.
+    """
     rows: list[_Row] = []
     ids: set[int] = set()
-    yielded = refused = 0
-    for place, cells in source.records(reading):
-        # rows that the reader itself skipped keep their numbers
-        number = yielded + reading.skipped - refused
-        if stop is not None and number >= stop:
+    seen, held = 0, reader.held
+    for record in itertools.chain(source.records(reader), (None,)):
+        end = seen + len(held) if record is None else record.number
+        for number, (place, why) in enumerate(held, end - len(held)):
+            if source.rows.holds(max(number, 0)):  # below 0: before a header
+                bad.refuse(place, why)
+        held.clear()
+        seen = end
+        if record is None or (source.rows.stop is not None and end >= source.rows.stop):
             break
-        yielded += 1
-        if number < start:
+        seen += 1
+        if not source.rows.holds(end):
             continue
         try:
-            row = _row(task, place, cells, number, is_test=kind_of(split) == "test")
+            row = _row(task, record, is_test=kind_of(split) == "test")
             if row.id in ids:
                 raise _BadRow(f"index {row.id} occurs a second time")
         except _BadRow as error:
-            hint = _header_hint(task) if _is_first_line(task, place) else ""
-            reading.refuse(place, f"{error}{hint}")
-            refused += 1
+            bad.refuse(record.place, str(error))
         else:
             ids.add(row.id)
             rows.append(row)
-    return rows, yielded + reading.skipped - refused
+    return rows, seen
 
 
-def _is_first_line(task: Task, place: str) -> bool:
-    return bool(task.headerless) and place.removesuffix(".gz:1").removesuffix(":1").endswith(_TSV)
+def _why_empty(source: SplitSource, seen: int, reader: Reading, bad: Reading) -> str:
+    _, start, stop = source.rows
+    if bad.skipped:
+        return f"all {bad.skipped} rows are bad, the first: {bad.first_skipped}"
+    if start or seen:
+        rows = f"[{start}:{'' if stop is None else stop}]"
+        return f"none of its rows{f', {seen:,},' if seen else ''} is in {rows}"
+    return "it has no row, only a header" if reader.lines else "the file is empty"
 
 
-def _slice(rows: Rows) -> str:
-    return f"[{rows.start}:{'' if rows.stop is None else rows.stop}]"
-
-
-def _row(task: Task, place: str, cells: Mapping[str, Any], number: int, *, is_test: bool) -> _Row:
-    columns = task.columns
+def _row(task: Task, record: Record, *, is_test: bool) -> _Row:
+    columns, cells = task.columns, record.cells
     texts = []
     for names in columns.texts:
         text = cells[_column(cells, names)]
         if not isinstance(text, str):
-            raise _BadRow(f"{_column(cells, names)} is {quoted(text)}, allowed is a text")
+            raise _BadRow(f"{_column(cells, names)} is {shown(text)}, allowed is a text")
         texts.append(text)
     label = None
     if not (is_test and not any(name in cells for name in columns.label)):
         label = _label(task, cells[_column(cells, columns.label)], is_test)
-    index = next((cells[name] for name in columns.index if name in cells), number)
-    return _Row(place, _index(index), tuple(texts), label)
+    index = next((cells[name] for name in columns.index if name in cells), record.number)
+    return _Row(record.place, _index(index), tuple(texts), label)
 
 
 def _column(cells: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -242,14 +181,14 @@ def _column(cells: Mapping[str, Any], names: Sequence[str]) -> str:
         if name in cells:
             return name
     wanted = " or ".join(map(repr, names))
-    raise _BadRow(f"has no column {wanted}; it has {_cut(', '.join(cells))}")
+    raise _BadRow(f"has no column {wanted}; it has {', '.join(cells)[:200]}")
 
 
 def _index(value: Any) -> int:
     digits = value if isinstance(value, str) else str(value)  # True and 1.0 are no digits
     # int() alone would take "1_0", " 1" and digits of other scripts
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
-        raise _BadRow(f"index {quoted(digits)} is no whole number of up to 18 digits")
+        raise _BadRow(f"index {shown(digits)} is no whole number of up to 18 digits")
     return int(digits)
 
 
@@ -258,7 +197,7 @@ def _label(task: Task, value: Any, is_test: bool) -> float | None:
     if label is not None or (is_test and value in _NO_LABEL):
         return label
     hint = "" if task.name in TASKS else " (data.columns.labels)"
-    raise _BadRow(f"label {quoted(value)}, allowed are {task.allowed}{hint}")
+    raise _BadRow(f"label {shown(value)}, allowed are {task.allowed}{hint}")
 
 
 def _class(task: Task, value: Any) -> int | None:

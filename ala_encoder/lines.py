@@ -18,16 +18,15 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
-from ala_encoder.errors import UserError
+from ala_encoder.errors import UserError, reason
+from ala_encoder.settings.base import BadRowPolicy, NonNegativeInt
 
 MAX_LINE = 1 << 24
 """Longest line in bytes."""
 _HEAD = 4096
-_SURROGATES = re.compile("[\ud800-\udfff]")
-
-BadRowPolicy = Literal["error", "skip"]
+SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass
@@ -35,20 +34,20 @@ class Reading:
     """The policy for bad rows, and what was met over any number of files."""
 
     on_bad_row: BadRowPolicy = "error"
-    lines: int = 0
-    carriage_returns: int = 0
-    byte_order_marks: int = 0
-    nulls: int = 0
-    surrogates: int = 0
-    skipped: int = 0
+    lines: NonNegativeInt = 0
+    carriage_returns: NonNegativeInt = 0
+    byte_order_marks: NonNegativeInt = 0
+    nulls: NonNegativeInt = 0
+    surrogates: NonNegativeInt = 0
+    skipped: NonNegativeInt = 0
     first_skipped: str | None = None
 
-    def refuse(self, place: str, reason: str) -> None:
-        """Raise UserError `place: reason`, or count the row as skipped, by the policy."""
+    def refuse(self, place: str, why: str) -> None:
+        """Raise UserError `place: why`, or count the row as skipped, by the policy."""
         if self.on_bad_row == "error":
-            raise UserError(f"{place}: {reason}")
+            raise UserError(f"{place}: {why}")
         self.skipped += 1
-        self.first_skipped = self.first_skipped or f"{place}: {reason}"
+        self.first_skipped = self.first_skipped or f"{place}: {why}"
 
     def strip(self, line: str) -> str:
         """Return a line without one CR at its end and a byte-order mark at its start, and clean."""
@@ -66,7 +65,7 @@ class Reading:
             self.nulls += text.count("\0")
             text = text.replace("\0", "")
         if not text.isascii():
-            text, count = _SURROGATES.subn("", text)
+            text, count = SURROGATES.subn("", text)
             self.surrogates += count
         return text
 
@@ -105,8 +104,7 @@ def read_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
                     yield number, text
     except (OSError, EOFError, zlib.error) as error:
         where = f"{path}: cannot be read" + (f" after line {number}" if number else "")
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{where}: {reason}") from None
+        raise UserError(f"{where}: {reason(error)}") from None
 
 
 def _open(path: Path) -> BinaryIO:

@@ -6,167 +6,178 @@ For: writing it, checking it strictly, and saying what differs. Not for: the arr
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ala_encoder.errors import UserError
-from ala_encoder.settings.base import NonNegativeInt, PositiveInt, Section
+from ala_encoder.errors import UserError, reason
+from ala_encoder.files import read_json
+from ala_encoder.lines import Reading
+from ala_encoder.settings.base import BadRowPolicy, NonNegativeInt, PositiveInt, Section
 from ala_encoder.settings.loader import check
-from ala_encoder.sources import SPLITS, Source
+from ala_encoder.sources import TextSource
 from ala_encoder.tokenizer import Tokenizer
 
-FORMAT = 2
+FORMAT = 3
+_ADVICE = "delete it or choose another data.path, then run prepare_data"
 
 
-class _File(Section):
+class FileRecord(Section):
+    """What tells whether a file is still the same."""
+
     path: str
     size: NonNegativeInt
     mtime_ns: int
     sha256: str
 
+    @classmethod
+    def of(cls, file: Path) -> FileRecord:
+        """Record a file; raises UserError when it cannot be read."""
+        size, mtime_ns = _status(file)
+        return cls(path=str(file), size=size, mtime_ns=mtime_ns, sha256=sha256_of(file))
 
-class _Dataset(Section):
+
+class DatasetRecord(Section):
+    """What tells whether a split of a named data set is still the same."""
+
     name: str
     fingerprint: str
 
 
-class _Split(Section):
+class SplitRecord(Section):
+    """What came out of a split, what was met in its text, and where that is."""
+
     tokens: PositiveInt
     documents: NonNegativeInt
     paragraphs: NonNegativeInt
     words: NonNegativeInt
     unknown: NonNegativeInt
-    carriage_returns: NonNegativeInt
-    byte_order_marks: NonNegativeInt
-    nulls: NonNegativeInt
-    surrogates: NonNegativeInt
-    skipped: NonNegativeInt
     sha256: str
-    files: tuple[_File, ...]
-    dataset: _Dataset | None
+    """Of the array's file."""
+    reading: Reading
+    files: tuple[FileRecord, ...]
+    dataset: DatasetRecord | None
 
 
-class _Options(Section):
-    column: str | None
-    on_bad_row: Literal["error", "skip"]
+class Manifest(Section):
+    """A prepared corpus."""
 
-
-class _Splits(Section):
-    train: _Split
-    valid: _Split
-
-
-class _Manifest(Section):
-    format: Literal[2]
+    format: int = FORMAT
     name: str
     credit: str
     generated: bool
     tokenizer: str
+    """Its fingerprint."""
     vocab_size: PositiveInt
     dtype: Literal["<u2", "<u4"]
-    options: _Options
-    splits: _Splits
+    column: str | None
+    train: SplitRecord
+    valid: SplitRecord
+
+    @property
+    def splits(self) -> dict[str, SplitRecord]:
+        """The records by split."""
+        return {"train": self.train, "valid": self.valid}
+
+    def describe(self) -> str:
+        """Return one line for the user."""
+        parts = (f"{split} {record.tokens:,} tokens" for split, record in self.splits.items())
+        return f"{self.name}: {', '.join(parts)}"
+
+    def notes(self) -> list[str]:
+        """Return a sentence for the user on each thing that was cleaned or skipped."""
+        return [
+            f"{split}: {note}"
+            for split, record in self.splits.items()
+            for note in record.reading.notes()
+        ]
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> Manifest:
     """Return the manifest of a prepared corpus; raises UserError when it is missing or damaged."""
     path = folder / "manifest.json"
+    if not path.exists():
+        raise UserError(f"data.path = {folder}: no corpus there, run prepare_data first")
+    advice = "delete the folder and prepare again"
+    data = read_json(path)
+    made = data.get("format")
+    if isinstance(made, int) and 0 < made < FORMAT:
+        raise UserError(f"{path}: of an older version, {advice}")
+    if made != FORMAT:
+        raise UserError(f"{path}: not a corpus of format {FORMAT}, {advice}")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"data.path = {folder}: no corpus there, run prepare_data first") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot read the manifest: {error}") from None
-    if isinstance(manifest, dict) and manifest.get("format") == 1:
-        raise UserError(f"{path}: of an older version, delete the folder and prepare again")
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"{path}: not a corpus of format {FORMAT}: delete it and prepare again")
-    try:
-        check(manifest, _Manifest)
+        return check(data, Manifest)
     except UserError as error:
-        raise UserError(f"{path}: damaged, delete the folder and prepare again: {error}") from None
-    return manifest
+        raise UserError(f"{path}: damaged, {advice}: {error}") from None
+
+
+def refuse_other_tokenizer(folder: Path, manifest: Manifest, tokenizer: Tokenizer) -> None:
+    """Raise UserError when a corpus is of another tokenizer."""
+    if manifest.tokenizer != tokenizer.fingerprint:
+        raise UserError(f"{folder}: made with another tokenizer; {_ADVICE}")
 
 
 def refuse_stale(
-    folder: Path, manifest: dict[str, Any], tokenizer: Tokenizer, source: Source | None
+    folder: Path, manifest: Manifest, source: TextSource, on_bad_row: BadRowPolicy
 ) -> None:
-    """Raise UserError, saying what differs, when a corpus is not of this tokenizer and source."""
-    advice = "delete it or choose another data.path, then run prepare_data"
-    if manifest["tokenizer"] != tokenizer.fingerprint:
-        raise UserError(f"{folder}: made with another tokenizer; {advice}")
-    if source is None:
-        return
-    for option, value in options_of(source).items():
-        made = manifest["options"][option]
-        if made != value:
-            raise UserError(f"{folder}: made with {option} = {made}, not {value}; {advice}")
-    for split in SPLITS:
-        record = manifest["splits"][split]
-        dataset, wanted = record["dataset"], dataset_record(source, split)
-        names = {found["name"] if found else None for found in (dataset, wanted)}
-        if len(names) > 1:
-            odd = ", ".join(sorted(filter(None, names)))
-            raise UserError(f"{folder}: made from another {split} data set ({odd}); {advice}")
-        if dataset != wanted:
-            raise UserError(f"{folder}: {dataset['name']} has changed since; {advice}")
-        known = {file["path"]: file for file in record["files"]}
-        given = {str(file): file for file in source.files.get(split, ())}
-        if known.keys() != given.keys():
-            odd = sorted(known.keys() ^ given.keys())[0]
-            raise UserError(f"{folder}: made from other {split} files ({odd}); {advice}")
-        for name, file in given.items():
-            if _changed(file, known[name]):
-                raise UserError(f"{folder}: {name} has changed since; {advice}")
+    """Raise UserError, saying what differs, when a corpus is not of this source as it is now."""
+    if manifest.column != source.column:
+        made = manifest.column
+        raise UserError(f"{folder}: made with column = {made}, not {source.column}; {_ADVICE}")
+    for split, record in manifest.splits.items():
+        if (policy := record.reading.on_bad_row) != on_bad_row:
+            raise UserError(
+                f"{folder}: made with on_bad_row = {policy}, not {on_bad_row}; {_ADVICE}"
+            )
+        if difference := _difference(record, source, split):
+            raise UserError(f"{folder}: {difference}; {_ADVICE}")
 
 
-def _changed(file: Path, record: dict[str, Any]) -> bool:
+def _difference(record: SplitRecord, source: TextSource, split: str) -> str | None:
+    made, wanted = record.dataset, dataset_record(source, split)
+    names = {found.name if found else None for found in (made, wanted)}
+    if len(names) > 1:
+        return f"made from another {split} data set ({', '.join(sorted(filter(None, names)))})"
+    if made is not None and made != wanted:
+        return f"{made.name} has changed since"
+    known = {file.path: file for file in record.files}
+    given = {str(file): file for file in source.files.get(split, ())}
+    if odd := sorted(known.keys() ^ given.keys()):
+        return f"made from other {split} files ({odd[0]})"
+    for name, file in given.items():
+        if _has_changed(file, known[name]):
+            return f"{name} has changed since"
+    return None
+
+
+def _has_changed(file: Path, record: FileRecord) -> bool:
     """Compare size, then time, and the content only when the time differs."""
-    status = file.stat()
-    if status.st_size != record["size"]:
-        return True
-    return bool(status.st_mtime_ns != record["mtime_ns"]) and sha256_of(file) != record["sha256"]
+    size, mtime_ns = _status(file)
+    return size != record.size or (mtime_ns != record.mtime_ns and sha256_of(file) != record.sha256)
 
 
-def file_record(file: Path) -> dict[str, Any]:
-    """Return what tells whether a file is still the same."""
-    status = file.stat()
-    return {
-        "path": str(file),
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-        "sha256": sha256_of(file),
-    }
-
-
-def dataset_record(source: Source, split: str) -> dict[str, str] | None:
+def dataset_record(source: TextSource, split: str) -> DatasetRecord | None:
     """Return the data set of a split and its fingerprint; None for files."""
     if source.dataset is None:
         return None
-    slice_ = source.slices[split]
-    return {"name": source.describe(split), "fingerprint": source.dataset.fingerprint(slice_)}
+    fingerprint = source.dataset.fingerprint(source.slices[split])
+    return DatasetRecord(name=source.describe(split), fingerprint=fingerprint)
 
 
-def options_of(source: Source) -> dict[str, str | None]:
-    """Return the options that change what is read from a source."""
-    return {"column": source.column, "on_bad_row": source.on_bad_row}
+def _status(file: Path) -> tuple[int, int]:
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {reason(error)}") from None
+    return status.st_size, status.st_mtime_ns
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 (hex) of a file."""
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
+    """Return the SHA-256 (hex) of a file; raises UserError when it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from None
     return digest.hexdigest()
-
-
-def describe(manifest: dict[str, Any]) -> str:
-    """Return one line for the user."""
-    parts = []
-    for split in SPLITS:
-        record = manifest["splits"][split]
-        skipped = f" ({record['skipped']:,} bad rows skipped)" if record["skipped"] else ""
-        parts.append(f"{split} {record['tokens']:,} tokens{skipped}")
-    return f"{manifest['name']}: {', '.join(parts)}"

@@ -1,8 +1,8 @@
-"""Scores of predictions, and the floor and the perplexity of language models.
+"""Scores of predictions.
 
 For: the official GLUE metrics (Wang et al. 2018, arXiv:1804.07461) as plain functions, the rule
 for "best so far", and the same metrics as `evaluate.Metric` objects that need no network.
-Not for: losses with a gradient (`objectives`), or reading data (`glue`).
+Not for: losses with a gradient (`objectives`), perplexity (`language_model`), or reading data.
 
 One rule for what has no value: a function raises `Undefined`, `scores` gives None and the reason.
 A score is never NaN. Sums are exact (of whole numbers, or `math.fsum`), so that no order of the
@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -105,33 +105,48 @@ METRICS: dict[str, Callable[[_Values, _Values], float]] = {
 """The official metrics by the names Hugging Face gives them."""
 
 
+class Score(NamedTuple):
+    """A metric's value, or None and the reason; the note says what a 0 by rule stands for."""
+
+    value: float | None
+    reason: str | None = None
+    note: str | None = None
+
+
 def scores(
     names: Sequence[str], predictions: _Values, references: _Values | None
-) -> tuple[dict[str, float | None], dict[str, str], dict[str, str]]:
-    """Return each named metric's value, the reason of each that is None, and notes on others.
+) -> dict[str, Score]:
+    """Return each named metric's score.
 
     `predictions` and `references` are class numbers, or for `pearson` and `spearmanr` numbers,
     shape (N,); references of None, or all -1, or all NaN, are an unlabelled split, on which every
-    metric is undefined. A note says what a value of 0.0 by rule stands for. All three are strict
-    JSON. Raises UserError for an unknown name, and as the metrics do.
+    metric is undefined. Values are finite. Raises UserError for an unknown name, and as the metrics
+    do.
     """
     functions = {name: _function(name) for name in names}
     if references is None or _unlabelled(np.asarray(references)):
         reason = f"the split has no labels to compare {len(predictions)} predictions with"
-        return dict.fromkeys(functions), dict.fromkeys(functions, reason), {}
-    values: dict[str, float | None] = {}
-    reasons: dict[str, str] = {}
-    notes: dict[str, str] = {}
+        return dict.fromkeys(functions, Score(None, reason))
+    found = {}
     for name, function in functions.items():
         try:
-            values[name] = function(predictions, references)
+            value, note = function(predictions, references), None
         except Undefined as error:
-            values[name], reasons[name] = None, str(error)
+            found[name] = Score(None, str(error))
             continue
         if name == "matthews_correlation":
             single = _single_class(*_pairs(predictions, references))
-            notes |= {name: f"0 by rule: {single}"} if single else {}
-    return values, reasons, notes
+            note = f"0 by rule: {single}" if single else None
+        found[name] = Score(value, note=note)
+    return found
+
+
+def finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return values with None for what is not finite, since JSON has no NaN."""
+    return {
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in values.items()
+    }
 
 
 def is_better(new: float | None, best: float | None, mode: Literal["max", "min"]) -> bool:
@@ -145,54 +160,6 @@ def is_better(new: float | None, best: float | None, mode: Literal["max", "min"]
     if best is None or not math.isfinite(best):
         return True
     return new > best if mode == "max" else new < best
-
-
-def perplexity(loss_sum: float, count: int) -> float:
-    """Return exp(loss_sum / count), the perplexity per target; infinity where that overflows.
-
-    `loss_sum` is the summed negative log-likelihood in nats over `count` targets: sums, never
-    means of batches, so that no batch weighs more than its targets. Raises Undefined when there is
-    no target or the sum is NaN.
-    """
-    if count <= 0 or math.isnan(loss_sum):
-        raise Undefined(f"perplexity of a loss of {loss_sum} over {count} targets")
-    try:
-        return math.exp(loss_sum / count)
-    except OverflowError:
-        return math.inf
-
-
-class Unigram:
-    """The floor of a masked language model: token frequencies alone, with add-one smoothing.
-
-    p(v) = (counts[v] + 1) / (sum(counts) + V)    (Laplace; Jurafsky & Martin, ch. 3)
-    """
-
-    def __init__(self, counts: npt.NDArray[np.integer[Any]]) -> None:
-        """Fit on `counts`, shape (V,): how often each token of the vocabulary was in training."""
-        counts = np.asarray(counts)
-        assert counts.ndim == 1 and counts.size and counts.dtype.kind in "iu", counts.shape
-        assert int(counts.min()) >= 0, "a negative count"
-        total = int(counts.sum(dtype=np.int64)) + len(counts)
-        self.log_probabilities: npt.NDArray[np.float64] = np.log(counts + 1.0) - math.log(total)
-
-    def loss(self, tokens: npt.ArrayLike) -> float:
-        """Return the mean negative log-likelihood of held-out target `tokens`, in nats per token.
-
-        `tokens` are ids in 0..V-1 of any shape; padding and unchosen positions are left out by the
-        caller. Counted before they are weighed, so that no order or cut changes the value. Raises
-        Undefined when there is none, UserError for an id outside the vocabulary.
-        """
-        ids = np.asarray(tokens).reshape(-1)
-        if ids.size == 0:
-            raise Undefined("unigram loss of no token")
-        assert ids.dtype.kind in "iu", ids.dtype
-        low, high, size = int(ids.min()), int(ids.max()), len(self.log_probabilities)
-        if low < 0 or high >= size:
-            outside = low if low < 0 else high
-            raise UserError(f"unigram loss: token id {outside}, allowed are 0..{size - 1}")
-        counts = np.bincount(ids.astype(np.int64), minlength=size)
-        return -float(counts @ self.log_probabilities) / ids.size
 
 
 def load_metric(name: str) -> evaluate.Metric:
@@ -219,9 +186,9 @@ def load_metric(name: str) -> evaluate.Metric:
             )
 
         def _compute(self, predictions: list[float], references: list[float]) -> dict[str, Any]:
-            values, reasons, notes = scores([name], predictions, references)
-            undefined = {f"{key}_undefined": why for key, why in reasons.items()}
-            return {**values, **undefined, **{f"{key}_note": text for key, text in notes.items()}}
+            score = scores([name], predictions, references)[name]
+            beside = {f"{name}_undefined": score.reason, f"{name}_note": score.note}
+            return {name: score.value, **{key: text for key, text in beside.items() if text}}
 
     # evaluate derives a metric's name from its class
     _Local.__name__ = _Local.__qualname__ = name.capitalize()

@@ -2,7 +2,7 @@
 
 For: what pretraining and fine-tuning share around the loop: `settings.yaml`, `environment.json`,
 the MLflow parameters under the same names for every family, the DeepSpeed configuration, the
-export and the final scores. Not for: training (`training`).
+export and the final scores. Not for: the loop (`training`).
 """
 
 from __future__ import annotations
@@ -11,29 +11,33 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from ala_encoder import engine as engines
 from ala_encoder import export, ranks, reporting
 from ala_encoder.attention import Attention
 from ala_encoder.engine import Engine
 from ala_encoder.errors import RunStopped, UserError
+from ala_encoder.evaluation import Forward, plain
 from ala_encoder.files import write_json, write_text
+from ala_encoder.manifests import Manifest
 from ala_encoder.models import Classifier, MaskedLM
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.loader import dump, flatten, read_plain
+from ala_encoder.settings.train import split_batch
 from ala_encoder.tokenizer import Tokenizer
 from ala_encoder.tracking import NullLog, RunInfo, RunLog, is_open, null_log
-from ala_encoder.training import Outcome
+from ala_encoder.training import Goal, Outcome, Scores, fit
 
 _PACKAGES = (
     "torch",
@@ -58,19 +62,13 @@ class Run:
 
 @contextmanager
 def open_run(
-    settings: TrainingRun,
-    name: str,
-    task: str,
-    counts: Mapping[str, int],
-    *,
-    variant: str,
-    tags: Mapping[str, str] | None = None,
+    settings: TrainingRun, card: export.Card, task: str, tags: Mapping[str, str] | None = None
 ) -> Iterator[Run]:
     """Start the ranks, make the run folder and open the log; close it with the right status.
 
-    counts: the model's parameter counts, logged as params/NAME.
+    The card's parameter counts are logged as params/NAME.
     """
-    folder = settings.output / name
+    folder = settings.output / card.run_name
     log: RunLog | NullLog = null_log()
 
     def prepare() -> None:
@@ -79,10 +77,15 @@ def open_run(
             raise UserError(f"{folder}: another process is training this run")
         _refuse_relabelling(folder, settings)
         _make_folder(folder, settings)
-        named = {"variant": variant, "seed": settings.seed, "model_family": "encoder", "task": task}
-        params = {f"params/{key}": value for key, value in counts.items()}
+        named = {
+            "variant": card.variant,
+            "seed": card.seed,
+            "model_family": "encoder",
+            "task": task,
+        }
+        params = {f"params/{key}": value for key, value in card.parameters.items()}
         info = RunInfo(
-            run_name=name,
+            run_name=card.run_name,
             experiment=settings.tracking.experiment,
             params={**flatten(settings.model_dump(mode="json")), **named, **params},
             tags=dict(tags or {}),
@@ -217,14 +220,14 @@ def identity(settings: TrainingRun, tokenizer: Tokenizer, data_sha256: str) -> d
     }
 
 
-def log_corpus(run: Run, data: CorpusSettings, manifest: Mapping[str, Any]) -> None:
+def log_corpus(run: Run, data: CorpusSettings, manifest: Manifest) -> None:
     """Record the prepared corpus as the run's input."""
-    run.log.params({"data_name": manifest["name"]})
-    for split, context in (("train", "training"), ("valid", "evaluation")):
-        record = manifest["splits"][split]
-        profile = {key: value for key, value in record.items() if isinstance(value, int)}
-        profile["credit"] = manifest["credit"]
-        run.log.dataset(manifest["name"], str(data.path), record["sha256"][:16], profile, context)
+    run.log.params({"data_name": manifest.name})
+    for record, context in ((manifest.train, "training"), (manifest.valid, "evaluation")):
+        counts = {**record.model_dump(), **asdict(record.reading)}
+        profile: dict[str, Any] = {k: v for k, v in counts.items() if isinstance(v, int)}
+        profile["credit"] = manifest.credit
+        run.log.dataset(manifest.name, str(data.path), record.sha256[:16], profile, context)
 
 
 def log_engine(run: Run, engine: Engine) -> None:
@@ -236,6 +239,35 @@ def log_engine(run: Run, engine: Engine) -> None:
     paths = [part.path for part in engine.module.modules() if isinstance(part, Attention)]
     run.log.params({"attention_path": " ".join(paths), "precision": engine.precision})
     ranks.say(f"precision {engine.precision}, attention by layer: {' '.join(paths)}")
+
+
+def train(
+    run: Run,
+    settings: TrainingRun,
+    model: nn.Module,
+    goal: Goal,
+    card: export.Card,
+    tokenizer: Tokenizer,
+    score: Callable[[Forward], Scores],
+) -> None:
+    """Train `model` to the end, export it, check the export and log what it scores.
+
+    Every rank calls it. Nothing is exported where `stop_after` ended the training. Raises
+    RunStopped when the gradient is not finite, or the export is wrong.
+    """
+    split = split_batch(settings.train, ranks.world_size())
+    engine = Engine(model, settings, split)
+    log_engine(run, engine)
+    outcome = fit(engine, goal, settings, split, run.folder, run.log)
+    if not outcome.finished:
+        run.log.close("KILLED")
+        return
+    scores = score(plain(write_export(run, engine, outcome, card, tokenizer)))
+    state = outcome.state
+    is_last = outcome.best_weights is None
+    trained = state.scores.get(goal.best_loss) if is_last else state.best_loss
+    check_export(scores.get(goal.best_loss), trained, engine)
+    finish(run, card, scores)
 
 
 def write_export(

@@ -16,26 +16,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ala_encoder import tables
-from ala_encoder.errors import UserError, nearest
-from ala_encoder.lines import BadRowPolicy, Reading, read_lines
+from ala_encoder.errors import UserError, nearest, reason, shown
+from ala_encoder.lines import Reading, read_lines
+from ala_encoder.named_datasets import NamedDataset
 from ala_encoder.settings.corpus import CorpusSettings, EmbeddedText, NamedText, TextFiles
 
 SPLITS = ("train", "valid")
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """The text behind a corpus: a name for tables, its credit, and files or a data set by split."""
 
     name: str
     credit: str
     files: dict[str, list[Path]] = field(default_factory=dict)
-    dataset: tables.NamedDataset | None = None
+    dataset: NamedDataset | None = None
     slices: dict[str, str] = field(default_factory=dict)
     """By split what to take of `dataset`; `files` are empty then."""
     column: str | None = None
     """Column of the text; None where there are no columns."""
-    on_bad_row: BadRowPolicy = "error"
     generated: bool = False
 
     def describe(self, split: str) -> str:
@@ -45,7 +45,7 @@ class Source:
         return ", ".join(map(str, self.files[split]))
 
 
-def find_source(settings: CorpusSettings, say: Callable[[str], None] = print) -> Source:
+def find_source(settings: CorpusSettings, say: Callable[[str], None] = print) -> TextSource:
     """Return what a corpus is made of, fetching the embedded text or the data set it asks for.
 
     Raises UserError for a pattern without a file, a file or row in both splits, a `column` without
@@ -57,36 +57,29 @@ def find_source(settings: CorpusSettings, say: Callable[[str], None] = print) ->
 
         data = embedded_text(source.cache, say)
         files = {split: [data.files[split]] for split in SPLITS}
-        return Source(
-            data.name,
-            data.credit,
-            files,
-            on_bad_row=settings.on_bad_row,
-            generated=data.generated,
-        )
+        return TextSource(data.name, data.credit, files, generated=data.generated)
     if isinstance(source, NamedText):
-        return _named(source, settings.on_bad_row)
-    return _files(source, settings.path.name, settings.on_bad_row)
+        return _named(source, say)
+    return _files(source, settings.path.name)
 
 
-def _named(source: NamedText, on_bad_row: BadRowPolicy) -> Source:
-    data = tables.NamedDataset(source.name, source.config, source.revision)
+def _named(source: NamedText, say: Callable[[str], None]) -> TextSource:
+    data = NamedDataset(source.name, source.config, source.revision, say=say)
     (train, rows), (valid, others) = data.rows(source.train), data.rows(source.valid)
     if train == valid and max(rows.start, others.start) < min(rows.stop, others.stop):
         raise UserError(
             f"data.source: train = {source.train!r} and valid = {source.valid!r} share rows"
         )
-    return Source(
+    return TextSource(
         str(data),
         f"data set {data}",
         dataset=data,
         slices={"train": source.train, "valid": source.valid},
         column=source.column,
-        on_bad_row=on_bad_row,
     )
 
 
-def _files(source: TextFiles, name: str, on_bad_row: BadRowPolicy) -> Source:
+def _files(source: TextFiles, name: str) -> TextSource:
     files = {split: _expand(getattr(source, split), f"data.source.{split}") for split in SPLITS}
     both = set(files["train"]) & set(files["valid"])
     if both:
@@ -98,7 +91,7 @@ def _files(source: TextFiles, name: str, on_bad_row: BadRowPolicy) -> Source:
             f"({', '.join(tables.ENDINGS)})"
         )
     column = (source.column or "text") if has_tables else None
-    return Source(name, "user's files", files, column=column, on_bad_row=on_bad_row)
+    return TextSource(name, "user's files", files, column=column)
 
 
 def _is_table(path: Path) -> bool:
@@ -108,27 +101,34 @@ def _is_table(path: Path) -> bool:
 def _expand(patterns: Sequence[str], key: str) -> list[Path]:
     found: set[Path] = set()
     for pattern in patterns:
-        path = Path(pattern)
-        if path.is_file():  # as it is spelt: `[1].txt` would be a pattern for 1.txt
-            matches = [path]
-        elif path.is_dir():
-            endings = (*tables.ENDINGS, ".txt", ".gz")
-            matches = [p for p in path.rglob("*") if p.name.lower().endswith(endings)]
-        else:
-            matches = [Path(name) for name in glob.glob(pattern, recursive=True)]
-        matches = [match for match in matches if match.is_file()]
+        try:
+            matches = _matches(pattern)
+        except OSError as error:  # a folder that is not ours, a name that is too long
+            raise UserError(f"{key}: {shown(pattern, 200)}: {reason(error)}") from None
         if not matches:
-            raise UserError(f"{key}: {pattern!r} matches no file")
+            raise UserError(f"{key}: {shown(pattern, 200)} matches no file")
         found.update(matches)
     return sorted(found)
 
 
-def texts(source: Source, split: str, reading: Reading) -> Iterator[str]:
+def _matches(pattern: str) -> list[Path]:
+    path = Path(pattern)
+    if path.is_file():  # as it is spelt: `[1].txt` would be a pattern for 1.txt
+        return [path]
+    if path.is_dir():
+        endings = (*tables.ENDINGS, ".txt", ".gz")
+        matches = [inner for inner in path.rglob("*") if inner.name.lower().endswith(endings)]
+    else:
+        matches = [Path(name) for name in glob.glob(pattern, recursive=True)]
+    return [match for match in matches if match.is_file()]
+
+
+def texts(source: TextSource, split: str, reading: Reading) -> Iterator[str]:
     """Yield the paragraphs of a split; raises UserError for a bad row by the policy."""
     return (text for text in documents(source, split, reading) if text is not None)
 
 
-def documents(source: Source, split: str, reading: Reading) -> Iterator[str | None]:
+def documents(source: TextSource, split: str, reading: Reading) -> Iterator[str | None]:
     """Yield the paragraphs of a split, with None where a document ends."""
     if source.dataset is not None:
         yield from _of_records(
@@ -145,11 +145,11 @@ def documents(source: Source, split: str, reading: Reading) -> Iterator[str | No
 
 
 def _of_records(
-    records: Iterator[tables.Record], source: Source, reading: Reading
+    records: Iterator[tables.Record], source: TextSource, reading: Reading
 ) -> Iterator[str | None]:
     column = source.column
     assert column is not None
-    for place, cells in records:
+    for _, place, cells in records:
         text = cells.get(column)
         if not isinstance(text, str):
             reading.refuse(place, _no_text(cells, column))
@@ -165,5 +165,5 @@ def _no_text(cells: dict[str, object], column: str) -> str:
         value = cells[column]
         kind = "null" if value is None else f"a value of type {type(value).__name__}"
         return f"column {column!r} holds {kind}, allowed is text"
-    found = ", ".join(map(repr, cells)) or "none"
+    found = ", ".join(map(shown, cells)) or "none"
     return f"no column {column!r}{nearest(column, cells)}; found are {found}"

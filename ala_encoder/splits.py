@@ -7,21 +7,36 @@ is scored. Not for: reading them (`labelled`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ala_encoder.errors import UserError, nearest
-from ala_encoder.glue import TASKS, Task, kind_of, quoted
-from ala_encoder.labelled import Source, open_records
+from ala_encoder.errors import UserError, nearest, reason, shown
+from ala_encoder.glue import TASKS, Task, kind_of
+from ala_encoder.lines import Reading
+from ala_encoder.named_datasets import NamedDataset
 from ala_encoder.settings.task import Rows, TaskSettings
-from ala_encoder.tables import NamedDataset
+from ala_encoder.tables import Record
+from ala_encoder.task_files import ENDINGS, read_records
 
 _SUFFIXES = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
 """Of a split's file, in the order they are looked for."""
 _STEMS = {"ax": "diagnostic"}
 _GLUE_DATASETS = ("glue", "nyu-mll/glue")
+
+
+@dataclass(frozen=True)
+class SplitSource:
+    """Where the rows of one split are."""
+
+    name: str
+    """Path of the file, or data set and split, for messages."""
+    identity: str
+    """The same for whatever leads to the same rows: the resolved path, or data set and split."""
+    rows: Rows
+    """Which of its rows, as the user wrote it."""
+    records: Callable[[Reading], Iterator[Record]]
 
 
 @dataclass(frozen=True)
@@ -32,18 +47,18 @@ class Splits:
     name: str
     """Name of the data in every output; says which files and rows are not the usual ones."""
     credit: str
-    sources: Mapping[str, Source]
+    sources: Mapping[str, SplitSource]
     place: str
     """The folder, or the data set."""
     there: str
     """What it has, for messages."""
 
-    def source(self, split: str) -> Source:
+    def source(self, split: str) -> SplitSource:
         """Return where a split is; raises UserError for one that the task or the data lacks."""
         if split not in self.task.splits:
             allowed = ", ".join(self.task.splits)
             hint = nearest(split, self.task.splits)
-            raise UserError(f"split {quoted(split)}: {self.task.name} has {allowed}{hint}")
+            raise UserError(f"split = {shown(split)}: {self.task.name} has {allowed}{hint}")
         if split not in self.sources:
             raise UserError(
                 f"split {split!r} of {self.task.name}: not found in {self.place}, which has "
@@ -57,7 +72,7 @@ class Splits:
 
 
 def locate(task: Task, data: TaskSettings, say: Callable[[str], None] = print) -> Splits:
-    """Find the splits of `task` where the settings say; `say` gets the embedded set's progress.
+    """Find the splits of `task` where the settings say; `say` gets what is to be told on the way.
 
     Raises UserError for a folder, file or data set that is not there, and for a kind of file that
     is not read.
@@ -65,8 +80,7 @@ def locate(task: Task, data: TaskSettings, say: Callable[[str], None] = print) -
     if data.path is not None:
         return _in_folder(task, data, data.path, data.path.resolve().name, "user's files")
     if data.dataset is not None:
-        return _in_dataset(task, data, data.dataset)
-    data.check_source()
+        return _in_dataset(task, data, data.dataset, say)
     from ala_encoder.quickstart import embedded_classification
 
     embedded = embedded_classification(data.cache, say)
@@ -79,10 +93,10 @@ def check_apart(splits: Splits, names: Sequence[str]) -> None:
     for train, other in itertools.product(names, names):
         if kind_of(train) != "train" or kind_of(other) == "train":
             continue
-        a, b = splits.source(train).rows, splits.source(other).rows
-        if a.name == b.name and a.overlaps(b):
+        a, b = splits.source(train), splits.source(other)
+        if a.identity == b.identity and a.rows.overlaps(b.rows):
             raise UserError(
-                f"files: {train} and {other} share rows of {splits.source(other).name}; give each "
+                f"files: {train} and {other} share rows of {b.name}; give each "
                 "its own, as in [:4000] and [4000:]"
             )
 
@@ -97,8 +111,10 @@ def _in_folder(task: Task, data: TaskSettings, folder: Path, name: str, credit: 
         paths = [folder / f"{rows.name}{suffix}" for suffix in suffixes]
         path = next((path for path in paths if path.is_file()), None)
         if path is not None:
-            rows = rows._replace(name=str(path.resolve()))
-            sources[split] = Source(str(path), rows, partial(open_records(path), path, task))
+            if not path.name.lower().endswith(ENDINGS):
+                raise UserError(f"{path}: not a table; allowed endings are {', '.join(ENDINGS)}")
+            records = partial(read_records, path, task)
+            sources[split] = SplitSource(str(path), str(path.resolve()), rows, records)
         elif given is not None:
             raise UserError(f"files.{split}: {folder} has no {rows.name}; it has {there}")
     return Splits(task, _with_files(name, files), credit, sources, str(folder), there)
@@ -108,25 +124,25 @@ def _listing(task: Task, folder: Path) -> str:
     try:
         found = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
-        raise UserError(f"{folder}: no folder to read {task.name} from: {error.strerror}") from None
+        raise UserError(f"{folder}: no folder to read {task.name} from: {reason(error)}") from None
     more = f" and {len(found) - 20} more" if len(found) > 20 else ""
     return (", ".join(found[:20]) + more) or "nothing"
 
 
-def _in_dataset(task: Task, data: TaskSettings, name: str) -> Splits:
+def _in_dataset(task: Task, data: TaskSettings, name: str, say: Callable[[str], None]) -> Splits:
     config = data.config
     if config is None and name in _GLUE_DATASETS and task.name in TASKS:
         config = task.name
-    dataset = NamedDataset(name, config, data.revision)
+    dataset = NamedDataset(name, config, data.revision, say=say)
     there, files = ", ".join(dataset.splits), data.files or {}
     sources = {}
     for split in task.splits:
         given = files.get(split)
-        rows = Rows.parse(given or split.replace("dev", "validation"))
+        text = given or split.replace("dev", "validation")
+        rows = Rows.parse(text)
         if rows.name in dataset.splits:
             place = f"{dataset}[{rows.name}]"
-            read = partial(dataset.records, rows.name)
-            sources[split] = Source(place, rows._replace(name=place), read)
+            sources[split] = SplitSource(place, place, rows, partial(dataset.records, text))
         elif given is not None:
             hint = nearest(rows.name, dataset.splits)
             raise UserError(f"files.{split}: {dataset} has no {rows.name}, but {there}{hint}")

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -24,9 +25,9 @@ from tqdm import tqdm
 from ala_encoder import checkpoint, ranks
 from ala_encoder.batches import Examples, Plan, Position, StepBatch, step_batches
 from ala_encoder.engine import Engine, Update
-from ala_encoder.errors import RunStopped, UserError
+from ala_encoder.errors import RunStopped, UserError, reason
 from ala_encoder.files import read_json, write_aside
-from ala_encoder.metrics import is_better
+from ala_encoder.metrics import finite, is_better
 from ala_encoder.objectives import summed_loss
 from ala_encoder.optim import learning_rate
 from ala_encoder.settings.experiment import TrainingRun
@@ -71,15 +72,15 @@ class State:
 
     def as_json(self) -> dict[str, Any]:
         """Return the state for a checkpoint; a score that is not finite becomes None."""
-        scores = {
-            name: None if value is None or not math.isfinite(value) else value
-            for name, value in self.scores.items()
-        }
-        return {**asdict(self), "scores": scores}
+        return {**asdict(self), "scores": finite(self.scores)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> State:
-        return cls(**{**data, "position": Position(**data["position"])})
+    def from_json(cls, data: Any) -> State:
+        """Return what `as_json` gave; raises ValueError for other keys or types."""
+        state = TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+        if state.as_json() != data:  # a key is missing, or has another name
+            raise ValueError(f"its keys are not {', '.join(asdict(state))}")
+        return state
 
 
 @dataclass(frozen=True)
@@ -210,9 +211,16 @@ class Loop:
             return
         saved = read_json(newest / "state.json")
         checkpoint.check_resumable(saved, dict(self.goal.identity), newest)
-        saved = checkpoint.load(self.engine, newest)
-        self.state = State.from_json(saved["loop"])
-        self.window.loss_sum, self.window.count = saved["windows"][ranks.rank()]
+        try:
+            self.state = State.from_json(saved["loop"])
+            loss_sum, count = saved["windows"][ranks.rank()]
+            self.window.loss_sum, self.window.count = float(loss_sum), int(count)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{newest / 'state.json'}: holds no state of a run ({reason(error)}); delete its "
+                "checkpoint to resume from the one before"
+            ) from None
+        checkpoint.load(self.engine, newest)
         if ranks.is_main():
             print(f"resuming {newest} at step {self.state.step}", file=sys.stderr, flush=True)
 
@@ -253,7 +261,8 @@ class Loop:
         checkpoint.rotate(self.checkpoints, self.train.keep_checkpoints)
         kept = {self.state.best_step}
         for path in checkpoint.steps(self.checkpoints).values():
-            with contextlib.suppress(UserError, KeyError):  # a damaged one is never resumed
+            # a damaged one is never resumed
+            with contextlib.suppress(UserError, KeyError, TypeError):
                 kept.add(read_json(path / "state.json")["loop"]["best_step"])
         for path in self.folder.glob("best_*.safetensors"):
             if all(step is None or path != self._best_path(step) for step in kept):

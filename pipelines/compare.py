@@ -14,29 +14,33 @@ from ala_encoder.settings.experiment import CompareRun
 
 def main(settings: CompareRun) -> None:
     """Write report.md, report.csv and scores.png into `output`; print the report."""
-    from ala_encoder import reporting
+    from ala_encoder import records, reporting
     from ala_encoder.errors import UserError
     from ala_encoder.files import write_text
+    from ala_encoder.markdown import render_markdown
+    from ala_encoder.plots import draw_scores
 
     if settings.runs:
-        read = [reporting.read_folder(path) for path in reporting.find_folders(settings.runs)]
+        read = [records.read_folder(path) for path in records.find_folders(settings.runs)]
     else:
-        read = reporting.read_mlflow(settings.tracking.uri, settings.tracking.experiment)
+        read = records.read_mlflow(settings.tracking.uri, settings.tracking.experiment)
     if not read:
         raise UserError(f"tracking.experiment = {settings.tracking.experiment!r}: has no runs")
     tables = reporting.tables([summary for summary, _ in read])
-    plot = settings.output / "scores.png"
-    drawn = reporting.plot_scores(plot, tables, settings.metric)
-    if not drawn:
-        plot.unlink(missing_ok=True)
-    report = reporting.render_markdown(
-        tables, plot.name if drawn else None, settings.floors, settings.floors_source
+    plot, panels = settings.output / "scores.png", reporting.panels(tables, settings.metric)
+    report = render_markdown(
+        tables, plot.name if panels else None, settings.floors, settings.floors_source
     )
+    # whatever can be wrong with the settings is told by now
+    if panels:
+        draw_scores(plot, panels)
+    else:
+        plot.unlink(missing_ok=True)
     write_text(settings.output / "report.md", report)
-    records = [record for _, found in read for record in found]
-    write_text(settings.output / "report.csv", reporting.tidy(records))
+    found = [record for _, some in read for record in some]
+    write_text(settings.output / "report.csv", records.tidy(found))
     print(report)
-    print(f"written to {settings.output}: report.md, report.csv{', scores.png' if drawn else ''}")
+    print(f"written to {settings.output}: report.md, report.csv{', scores.png' if panels else ''}")
 
 
 if __name__ == "__main__":

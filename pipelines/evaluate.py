@@ -7,53 +7,62 @@ Many:          deepspeed --num_gpus N --module pipelines.evaluate …
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ala_encoder.command import run
-from ala_encoder.errors import UserError, nearest
+from ala_encoder.errors import UserError, nearest, shown
 from ala_encoder.settings.experiment import EvaluateRun
 
 if TYPE_CHECKING:
     from ala_encoder.evaluation import Forward
     from ala_encoder.export import Export
-    from ala_encoder.settings.task import TaskSettings
 
 _TEXT_SPLITS = ("valid", "train")
 
 
+class _Data(NamedTuple):
+    """What an export is scored on."""
+
+    name: str
+    splits: tuple[str, ...]
+    folder: Path
+    """Where SPLIT.json goes."""
+    scores: Callable[[Forward, str], dict[str, float | None]]
+    """Scores a split, and writes into the folder."""
+
+
 def main(settings: EvaluateRun, as_json: bool) -> None:
     """Read the export, score it on the splits, write the JSON of each and print the scores."""
-    from ala_encoder import engine, evaluation, export, ranks
+    from ala_encoder import engine, evaluation, export, metrics, ranks
 
     exported = export.read(settings.export)
     is_classifier = exported.card.kind == "classifier"
-    splits = (_task_splits if is_classifier else _text_splits)(exported, settings)
+    data = (_labelled if is_classifier else _text)(exported, settings)
     engine.start()
     scores: dict[str, float | None] = {}
     try:
         forward = evaluation.plain(exported.build().to(engine.device()))
-        score = _classifier if is_classifier else _language_model
-        for split in splits:
-            data_name, folder, found = score(exported, settings, split, forward)
-            scores |= found
+        for split in data.splits:
+            scores |= data.scores(forward, split)
     finally:
         engine.stop()
     if not ranks.is_main():
         return
-    name, split = exported.card.run_name, " ".join(splits)
+    name = exported.card.run_name
     if as_json:
-        finite = {k: v if v is None or math.isfinite(v) else None for k, v in scores.items()}
-        answer = {"run": name, "split": split, "data": data_name, "scores": finite}
-        print(json.dumps(answer, allow_nan=False))
+        alone = {"split": data.splits[0]} if len(data.splits) == 1 else {}
+        about = {"run": name, **alone, "splits": data.splits, "data": data.name}
+        print(json.dumps({**about, "scores": metrics.finite(scores)}, allow_nan=False))
         return
-    print(f"{name} on {split} of {data_name}:")
+    print(f"{name} on {' '.join(data.splits)} of {data.name}:")
     for metric, value in scores.items():
         print(f"  {metric:<24} {_shown(metric, value)}")
-    print(f"written to {', '.join(str(folder / f'{split}.json') for split in splits)}")
+    written = (str(data.folder / f"{split}.json") for split in data.splits)
+    print(f"written to {', '.join(written)}")
 
 
 def _shown(name: str, value: float | None) -> str:
@@ -63,80 +72,67 @@ def _shown(name: str, value: float | None) -> str:
     return format(value, ".0f" if name.endswith(("_targets", "_examples")) else ".6g")
 
 
-def _folder(exported: Export, settings: EvaluateRun, data_name: str) -> Path:
-    """Return where scores go; those on other data never replace the run's own."""
-    name = f"{data_name}-{settings.task}" if settings.task else data_name
-    other = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
-    own = "eval" if settings.is_own else f"eval-{other}"
-    return settings.output or exported.folder.parent / own
+def _folder(exported: Export, settings: EvaluateRun, other: str | None) -> Path:
+    """Return where scores go; those on data of another name never replace the run's own."""
+    name = "eval"
+    if other is not None:
+        name += "-" + re.sub(r"[^A-Za-z0-9._-]+", "-", other).strip("-.")
+    return settings.output or exported.folder.parent / name
 
 
-def _language_model(
-    exported: Export, settings: EvaluateRun, split: str, forward: Forward
-) -> tuple[str, Path, dict[str, float | None]]:
-    from ala_encoder import corpus, evaluation, examples, manifests, ranks
+def _text(exported: Export, settings: EvaluateRun) -> _Data:
+    """Open the held-out text of a language model."""
+    from ala_encoder import corpus, evaluation, examples, manifests, metrics, ranks
     from ala_encoder.settings.corpus import CorpusSettings
 
-    data = exported.card.data
+    kind, data = exported.card.kind, exported.card.data
     assert isinstance(data, CorpusSettings)
-    prepared = settings.path or data.path
-    tokens = corpus.open_tokens(prepared, exported.tokenizer, verify=ranks.is_main())
-    blocks = examples.validation_blocks(tokens[split], data, exported.tokenizer)
-    scores = evaluation.masked_lm_scores(forward, blocks, settings.batch_size)
-    name = str(manifests.read(prepared)["name"])
-    folder = _folder(exported, settings, name)
-    if ranks.is_main():
-        evaluation.write_scores(folder, "mlm", split, name, scores, {}, {})
-    return name, folder, scores
-
-
-def _text_splits(exported: Export, settings: EvaluateRun) -> tuple[str, ...]:
-    kind = exported.card.kind
     for name in ("task", "files", "dataset", "config", "revision"):
         if getattr(settings, name):
             raise UserError(f"{name}: does nothing for a {kind}, which is scored on `path`")
     split = settings.split or _TEXT_SPLITS[0]
     if split not in _TEXT_SPLITS:
-        allowed = ", ".join(_TEXT_SPLITS)
-        hint = nearest(split, _TEXT_SPLITS)
-        raise UserError(f"split = {split!r}: a {kind} is scored on {allowed}{hint}")
-    return (split,)
+        allowed, hint = ", ".join(_TEXT_SPLITS), nearest(split, _TEXT_SPLITS)
+        raise UserError(f"split = {shown(split)}: a {kind} is scored on {allowed}{hint}")
+    prepared = settings.path or data.path
+    manifest = manifests.read(prepared)
+    folder = _folder(exported, settings, None if prepared == data.path else manifest.name)
+    tokens = corpus.open_tokens(prepared, manifest, exported.tokenizer, verify=ranks.is_main())
+    blocks = examples.validation_blocks(tokens[split], data, exported.tokenizer)
+
+    def scores(forward: Forward, split: str) -> dict[str, float | None]:
+        found = evaluation.masked_lm_scores(forward, blocks, settings.batch_size)
+        if ranks.is_main():
+            written = {name: metrics.Score(value) for name, value in found.items()}
+            evaluation.write_scores(folder, "mlm", split, manifest.name, written)
+        return found
+
+    return _Data(manifest.name, (split,), folder, scores)
 
 
-def _task_splits(exported: Export, settings: EvaluateRun) -> tuple[str, ...]:
-    """Return the splits to score; raises UserError when the model's classes are not the task's."""
-    from ala_encoder import export, glue, ranks, splits
-
-    data = _task_data(exported, settings)
-    task = glue.task_of(data)
-    export.check_task(exported.card, task)
-    if settings.split is not None:
-        if settings.split not in task.splits:
-            allowed = ", ".join(task.splits)
-            hint = nearest(settings.split, task.splits)
-            raise UserError(f"split = {settings.split!r}: {task.name} has {allowed}{hint}")
-        return (settings.split,)
-    found = splits.locate(task, data, ranks.say)
-    return found.present("dev") or found.present("test") or task.splits_of("dev", "test")[:1]
-
-
-def _task_data(exported: Export, settings: EvaluateRun) -> TaskSettings:
+def _labelled(exported: Export, settings: EvaluateRun) -> _Data:
+    """Read the splits to score; raises UserError when the model's classes are not the task's."""
+    from ala_encoder import export, finetuning, glue, ranks
     from ala_encoder.settings.task import TaskSettings
+    from ala_encoder.splits import locate
 
     own = exported.card.data
     assert isinstance(own, TaskSettings)
-    return settings.task_data(own)
+    data = settings.task_data(own)
+    task = glue.task_of(data)
+    export.check_task(exported.card, task)
+    found = locate(task, data, ranks.say)
+    splits = found.present("dev") or found.present("test") or task.splits_of("dev", "test")[:1]
+    if settings.split is not None:
+        splits = (settings.split,)
+    read = finetuning.read(found, data, exported.tokenizer, splits)
+    other = read.name if data.task == own.task else f"{read.name}-{data.task}"
+    folder = _folder(exported, settings, None if data == own else other)
 
+    def scores(forward: Forward, split: str) -> dict[str, float | None]:
+        return read.scores(forward, split, settings.batch_size, folder)
 
-def _classifier(
-    exported: Export, settings: EvaluateRun, split: str, forward: Forward
-) -> tuple[str, Path, dict[str, float | None]]:
-    from ala_encoder import finetuning, glue
-
-    data = _task_data(exported, settings)
-    read = finetuning.read(glue.task_of(data), data, exported.tokenizer, (split,))
-    folder = _folder(exported, settings, read.name)
-    return read.name, folder, read.scores(forward, split, settings.batch_size, folder)
+    return _Data(read.name, splits, folder, scores)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Many:          deepspeed --num_gpus N --module pipelines.finetune_glue CONFIG.ya
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from ala_encoder import ranks
 from ala_encoder.command import run
@@ -14,33 +15,30 @@ from ala_encoder.parameters import count
 from ala_encoder.settings.experiment import FinetuneRun, check_stack
 from ala_encoder.settings.train import split_batch
 
+if TYPE_CHECKING:
+    from ala_encoder.evaluation import Forward
+    from ala_encoder.export import Card
+    from ala_encoder.finetuning import Start, TaskData
+
 
 def main(settings: FinetuneRun) -> None:
     """Train, keep the weights that are best on dev, score dev and test, write predictions."""
-    settings.data.check_training()
-    split = split_batch(settings.train, ranks.world_size())
+    split_batch(settings.train, ranks.world_size())  # a misfit is told before anything is read
 
-    from ala_encoder import evaluation, export, finetuning, glue, runs
-    from ala_encoder.engine import Engine
-    from ala_encoder.training import Goal, fit
+    from ala_encoder import finetuning, glue, runs, splits
+    from ala_encoder.training import Goal
 
     start = finetuning.start_from(settings)
     task = glue.task_of(settings.data)
-    data = finetuning.read(task, settings.data, start.tokenizer)
-    table = check_stack(start.model, start.encoder, start.model.max_length)
-    vocab_size = start.tokenizer.vocab_size
-    counts = count(start.model, start.encoder, table, vocab_size, task.num_outputs)
-    name = settings.name or f"{start.variant}-{task.name}-{settings.seed}"
+    found = splits.locate(task, settings.data, ranks.say)
+    data = finetuning.read(found, settings.data, start.tokenizer)
+    card = _card(settings, start, data)
     batch_size = settings.train.eval_batch_size
+    steering = data.splits("dev")[0]
+    prefix = glue.prefix_of(steering)
 
-    with runs.open_run(
-        settings, name, task.name, counts, variant=start.variant, tags=start.tags
-    ) as job:
+    with runs.open_run(settings, card, task.name, start.tags) as job:
         finetuning.log_data(job, data)
-        engine = Engine(start.build(task.num_outputs), settings, split)
-        runs.log_engine(job, engine)
-        steering = data.splits("dev")[0]
-        prefix = glue.prefix_of(steering)
         goal = Goal(
             examples=data.train,
             evaluate=lambda forward: data.scores(forward, steering, batch_size),
@@ -48,29 +46,35 @@ def main(settings: FinetuneRun) -> None:
             best_metric=f"{prefix}_{task.best_metric}",
             best_loss=f"{prefix}_loss",
         )
-        outcome = fit(engine, goal, settings, split, job.folder, job.log)
-        if not outcome.finished:
-            job.log.close("KILLED")
-            return
-        card = export.Card(
-            kind="classifier",
-            variant=start.variant,
-            seed=settings.seed,
-            run_name=name,
-            vocab_size=vocab_size,
-            model=start.model,
-            encoder=start.encoder,
-            data=settings.data,
-            data_name=data.name,
-            labels=task.labels,
-            parameters=counts,
-        )
-        model = runs.write_export(job, engine, outcome, card, start.tokenizer)
-        scores: dict[str, float | None] = {}
-        for part in data.splits("dev", "test"):
-            scores |= data.scores(evaluation.plain(model), part, batch_size, job.folder / "eval")
-        runs.check_export(scores[f"{prefix}_loss"], outcome.state.best_loss, engine)
-        runs.finish(job, card, scores)
+
+        def score(forward: Forward) -> dict[str, float | None]:
+            scores: dict[str, float | None] = {}
+            for part in data.splits("dev", "test"):
+                scores |= data.scores(forward, part, batch_size, job.folder / "eval")
+            return scores
+
+        model = start.build(task.num_outputs)
+        runs.train(job, settings, model, goal, card, start.tokenizer, score)
+
+
+def _card(settings: FinetuneRun, start: Start, data: TaskData) -> Card:
+    from ala_encoder.export import Card
+
+    task, vocab_size = data.task, start.tokenizer.vocab_size
+    table = check_stack(start.model, start.encoder, start.model.max_length)
+    return Card(
+        kind="classifier",
+        variant=start.variant,
+        seed=settings.seed,
+        run_name=settings.name or f"{start.variant}-{task.name}-{settings.seed}",
+        vocab_size=vocab_size,
+        model=start.model,
+        encoder=start.encoder,
+        data=settings.data,
+        data_name=data.name,
+        labels=task.labels,
+        parameters=count(start.model, start.encoder, table, vocab_size, task.num_outputs),
+    )
 
 
 if __name__ == "__main__":

@@ -19,16 +19,15 @@ def main(settings: PretrainRun, as_json: bool) -> None:
     say = functools.partial(print, flush=True, file=sys.stderr if as_json else sys.stdout)
     wanted = settings.tokenizer
     source = sources.find_source(settings.data, say)
-    reading = Reading(source.on_bad_row)
+    reading = Reading(settings.data.on_bad_row)
     with files.locked(wanted.path, say):
         made = not wanted.path.exists()
         if made:
             say(f"making a {wanted.kind} tokenizer in {wanted.path} …")
-            tokenizer.make(wanted, sources.texts(source, "train", reading), say=say)
-        ready = tokenizer.load(wanted.path)
-        tokenizer.check(ready, wanted, say=say)
+            tokenizer.make(wanted, sources.texts(source, "train", reading), say)
+        ready = tokenizer.open_folder(wanted, say)
         say(f"{wanted.path}: {ready.vocab_size:,} pieces{'' if made else ', left as it is'}")
-        fit = tokenizer.report(ready, sources.texts(source, "valid", reading))
+        fit = tokenizer.fit_report(ready, sources.texts(source, "valid", reading))
         if made:
             files.write_json(wanted.path / "report.json", fit)
     for note in reading.notes():

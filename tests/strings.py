@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -86,6 +87,39 @@ def common_strings(count: int, seed: int = 3) -> list[str]:
     ranges += [(0xE000, 0xE004), (0xF900, 0xF910), (0x1F600, 0x1F610), (0x2F800, 0x2F808)]
     pool = [chr(code) for low, high in ranges for code in range(low, high)] + [" "] * 200
     return ["".join(rng.choices(pool, k=rng.randint(0, 30))) for _ in range(count)]
+
+
+def small_bert(folder: Path) -> Path:
+    """Write a vocab.txt as BERT's is published, with special tokens anywhere."""
+    pieces = "[PAD] a [UNK] [CLS] [SEP] [MASK] the cafe un ##aff ##able ! , 中 don ' t"
+    folder.mkdir(exist_ok=True)
+    written(folder / "vocab.txt", "\n".join(pieces.split()) + "\n")
+    return folder
+
+
+def small_gpt2(folder: Path) -> Path:
+    """Write vocab.json and merges.txt as GPT-2's are published, with six merges."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = [chr(c) for c in [*shown, *range(0x100, 0x100 + 256 - len(shown))]]
+    merges = ["Ġ t", "h e", "Ġt he", "i n", "in g", "Ã ©"]
+    pieces = [*letters, *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]
+    folder.mkdir(exist_ok=True)
+    written(folder / "vocab.json", json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    written(folder / "merges.txt", "".join(f"{x}\n" for x in ["#version: 0.2", *merges]))
+    return folder
+
+
+def small_sentence_piece(folder: Path) -> Path:
+    """Write a model as the sentencepiece library trains it by default."""
+    from sentencepiece import SentencePieceTrainer
+
+    folder.mkdir(exist_ok=True)
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(generated_text(5)), model_prefix=str(folder / "small"),
+        vocab_size=200, minloglevel=3,
+    )  # fmt: skip
+    (folder / "small.vocab").unlink()
+    return folder
 
 
 def clean(text: str) -> str:

@@ -236,6 +236,16 @@ def test_rotation_removes_leftovers(job: Loop, tmp_path: Path) -> None:
     assert names(folder) == ["notes.txt", "step_0000001"]
 
 
+def test_rotation_takes_a_link_away_and_not_what_it_leads_to(job: Loop, tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "c", tmp_path / "elsewhere"
+    first, _ = save(job, folder, 1, 2)
+    first.rename(elsewhere)
+    first.symlink_to(elsewhere)
+    checkpoint.rotate(folder, 1)
+    assert names(folder) == ["step_0000002"]
+    assert (elsewhere / "state.json").is_file()
+
+
 def test_a_long_run_keeps_as_many_as_asked(home: Path, tmp_path: Path) -> None:
     sections = {"train": {"steps": 12, "save_every": 1, "keep_checkpoints": 3}}
     small.fit(small.loop(small.settings(**sections), tmp_path, home))
@@ -251,6 +261,36 @@ def test_another_world_size_is_refused_with_both_numbers(home: Path, tmp_path: P
     path = tmp_path / "checkpoints" / "step_0000003" / "state.json"
     write_json(path, {**read_json(path), "world_size": 4})
     with pytest.raises(UserError, match="saved by 4 ranks, this run has 1"):
+        small.fit(small.loop(run, tmp_path, home))
+
+
+def _without(key: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda state: {name: value for name, value in state.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _without("loop"),
+        _without("windows"),
+        lambda state: {**state, "windows": []},
+        lambda state: {**state, "windows": [[1.0]]},
+        lambda state: {**state, "loop": [1]},
+        lambda state: {**state, "loop": _without("position")(state["loop"])},
+        lambda state: {**state, "loop": _without("best_step")(state["loop"])},
+        lambda state: {**state, "loop": {**state["loop"], "stepp": 3}},
+        lambda state: {**state, "loop": {**state["loop"], "step": "3"}},
+        lambda state: {**state, "loop": {**state["loop"], "position": {"index": 1}}},
+    ],
+)
+def test_a_state_that_was_edited_is_one_line(
+    change: Callable[[dict[str, Any]], Any], home: Path, tmp_path: Path
+) -> None:
+    run = small.settings(train={"steps": 4, "stop_after": 3})
+    small.fit(small.loop(run, tmp_path, home))
+    path = tmp_path / "checkpoints" / "step_0000003" / "state.json"
+    write_json(path, change(read_json(path)))
+    with pytest.raises(UserError, match=r"step_0000003/state\.json: holds no state of a run \("):
         small.fit(small.loop(run, tmp_path, home))
 
 

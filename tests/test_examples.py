@@ -15,7 +15,6 @@ from ala_encoder.errors import UserError
 from ala_encoder.examples import LabelledSentences, MaskedBlocks, training_blocks, validation_blocks
 from ala_encoder.objectives import IGNORE, Corruption
 from ala_encoder.settings.corpus import CorpusSettings
-from ala_encoder.settings.task import TaskSettings
 from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, WordPiece
 
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -209,9 +208,8 @@ def sentences(
 ) -> LabelledSentences:
     first = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11 w12", "zzz"]
     second = ["w20", "w21 w22 w23 w24 w25 w26", "w27 w28", ""] if pairs else None
-    found = labelled.Examples(first, second, labels, [0, 1, 2, 3], "x.tsv", 0)
-    data = TaskSettings(task="mrpc", length=length)
-    return LabelledSentences(found, glue.task("mrpc" if pairs else "sst2"), data, TOKENIZER)
+    found = labelled.LabelledRows(first, second, labels, [0, 1, 2, 3], "x.tsv", 0)
+    return LabelledSentences(found, glue.TASKS["mrpc" if pairs else "sst2"], length, TOKENIZER)
 
 
 def test_sentences_are_padded_to_the_longest_of_their_batch() -> None:
@@ -272,10 +270,8 @@ def test_d05_a_label_outside_the_task_is_refused_before_training(wrong: int) -> 
 
 def scored(labels: list[float] | None) -> LabelledSentences:
     pairs = [f"w{n}" for n in range(4)]
-    found = labelled.Examples(pairs, pairs, labels, [0, 1, 2, 3], "x.tsv")
-    return LabelledSentences(
-        found, glue.task("stsb"), TaskSettings(task="stsb", length=8), TOKENIZER
-    )
+    found = labelled.LabelledRows(pairs, pairs, labels, [0, 1, 2, 3], "x.tsv")
+    return LabelledSentences(found, glue.TASKS["stsb"], 8, TOKENIZER)
 
 
 def test_a08_scores_are_one_float_an_example() -> None:

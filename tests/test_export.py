@@ -318,7 +318,7 @@ def test_a07_a_classifier_of_other_classes_is_refused(
 ) -> None:
     found = export.read(folder).card.model_copy(update={"labels": labels})
     with pytest.raises(UserError, match=f"task {name}: has .*{told}"):
-        export.check_task(found, glue.task(name))
+        export.check_task(found, glue.TASKS[name])
 
 
 @pytest.mark.parametrize(
@@ -327,9 +327,9 @@ def test_a07_a_classifier_of_other_classes_is_refused(
 def test_a_classifier_scores_a_task_of_the_same_classes(
     trained: str, asked: str, folder: Path
 ) -> None:
-    labels = glue.task(trained).labels
+    labels = glue.TASKS[trained].labels
     found = export.read(folder).card.model_copy(update={"labels": labels})
-    export.check_task(found, glue.task(asked))
+    export.check_task(found, glue.TASKS[asked])
 
 
 # ---- an export that is not the trained model

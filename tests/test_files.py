@@ -1,4 +1,4 @@
-"""Files: one builder at a time for a folder."""
+"""Files: JSON read strictly, folders whole or not at all, one builder at a time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,26 @@ from pathlib import Path
 import pytest
 
 from ala_encoder.errors import UserError
-from ala_encoder.files import locked
+from ala_encoder.files import (
+    folder_aside,
+    locked,
+    parse_json,
+    read_json,
+    remove_leftovers,
+    write_json,
+)
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from ala_encoder.files import locked
+from ala_encoder.files import (
+    folder_aside,
+    locked,
+    parse_json,
+    read_json,
+    remove_leftovers,
+    write_json,
+)
 with locked(Path(sys.argv[1]), say=lambda line: print(line, flush=True)):
     print("in", flush=True)
     if len(sys.argv) > 2:
@@ -67,3 +81,92 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         locked(tmp_path / "file" / "corpus"),
     ):
         raise AssertionError("entered")
+
+
+# JSON
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[1]", "holds a list, not an object"),
+        ("null", "holds a NoneType, not an object"),
+        ("", "not JSON"),
+        ('{"a": 1} {}', "not JSON"),
+        ('{"a": {"b": 1, "c": 2, "b": 1}}', "the key 'b' is given twice"),
+        ('{"a": NaN}', "NaN is not a finite number"),
+        ('{"a": [-Infinity]}', "-Infinity is not a finite number"),
+        ('{"a": 1e999}', "1e999 is beyond a float"),
+        ('{"a": ' + "9" * 5000 + "}", "not JSON"),
+        ('{"a": ' + "[" * 200_000, "nested too deeply"),
+        ("\ufeff{}", "not JSON"),
+    ],
+)
+def test_what_is_no_json_object_is_told_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(UserError, match=r"^here\.json: ") as caught:
+        parse_json(text, "here.json")
+    assert told in str(caught.value)
+
+
+def test_a_json_object_is_read_as_it_was_written(tmp_path: Path) -> None:
+    data = {"a": [1, 2.5, None, True], "é\u2028": {"": {}}}
+    write_json(tmp_path / "a.json", data)
+    assert read_json(tmp_path / "a.json") == data
+    size = (tmp_path / "a.json").stat().st_size
+    assert read_json(tmp_path / "a.json", max_bytes=size) == data
+    with pytest.raises(UserError, match=f"a.json: larger than {size - 1} bytes"):
+        read_json(tmp_path / "a.json", max_bytes=size - 1)
+
+
+def test_a_json_file_that_is_not_there_or_not_utf_8_is_told_by_path(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b'{\n"a": "\xe9"}')
+    for name, told in (
+        ("a.json", "a.json:2: not UTF-8 text"),
+        ("none.json", "none.json: cannot be read: No such file"),
+        ("", "cannot be read: Is a directory"),
+    ):
+        with pytest.raises(UserError, match=told):
+            read_json(tmp_path / name)
+
+
+# Folders
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "made"
+    with pytest.raises(KeyError), folder_aside(folder) as aside:
+        (aside / "file").write_text("x")
+        assert not folder.exists()
+        raise KeyError
+    assert list(folder.parent.iterdir()) == []
+    folder.mkdir()  # an empty one is taken
+    with folder_aside(folder) as aside:
+        (aside / "file").write_text("x")
+    assert [path.name for path in folder.parent.iterdir()] == ["made"]
+    assert (folder / "file").read_text() == "x"
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_what_is_there_stays(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "precious").write_text("x")
+    with (
+        pytest.raises(UserError, match="made: cannot be written: Directory not empty"),
+        folder_aside(tmp_path / "made"),
+    ):
+        pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["made", "precious"]
+
+
+def test_only_the_leftovers_of_the_same_folder_are_removed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from ala_encoder.files import folder_aside\n"
+        "with folder_aside(Path(sys.argv[1])): os._exit(9)"
+    )
+    for name in ("c", "c.d", "cc"):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=False)
+    assert len(list(tmp_path.iterdir())) == 3
+    remove_leftovers(tmp_path / "c")
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert [name.rsplit(".", 2)[0] for name in left] == [".c.d", ".cc"]

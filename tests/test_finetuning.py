@@ -18,9 +18,11 @@ from ala_encoder.engine import Engine
 from ala_encoder.errors import UserError
 from ala_encoder.evaluation import plain
 from ala_encoder.finetuning import TaskData
+from ala_encoder.glue import TASKS
 from ala_encoder.models import Classifier
 from ala_encoder.settings.task import TaskSettings
 from ala_encoder.settings.train import split_batch
+from ala_encoder.splits import locate
 from ala_encoder.tracking import RunInfo, RunLog
 from ala_encoder.training import Goal, fit
 from tests.launched import small
@@ -42,7 +44,7 @@ def read(folder: Path, home: Path, name: str, files: Mapping[str, str], **more: 
         (folder / f"{split}.tsv").write_text(text)
     tokenizer, _ = small.data(home)
     data = TaskSettings(task=name, path=folder, length=16, **more)
-    return finetuning.read(glue.task(name), data, tokenizer, tuple(files))
+    return finetuning.read(locate(TASKS[name], data), data, tokenizer, tuple(files))
 
 
 def always(*outputs: float) -> Any:
@@ -164,12 +166,12 @@ def test_all_splits_that_are_there_are_read_and_the_first_dev_split_must_be(
         (tmp_path / f"{split}.tsv").write_text(text)
     tokenizer, _ = small.data(home)
     settings = TaskSettings(task="mnli", path=tmp_path, max_train_examples=1)
-    data = finetuning.read(glue.task("mnli"), settings, tokenizer)
+    data = finetuning.read(locate(TASKS["mnli"], settings), settings, tokenizer)
     assert list(data.parts) == ["train", "dev_matched", "test_mismatched"]
     assert (len(data.train), len(data.parts["dev_matched"])) == (1, 2)
     (tmp_path / "dev_matched.tsv").rename(tmp_path / "dev_mismatched.tsv")
     with pytest.raises(UserError, match="split 'dev_matched' of mnli: not found in"):
-        finetuning.read(glue.task("mnli"), settings, tokenizer)
+        finetuning.read(locate(TASKS["mnli"], settings), settings, tokenizer)
 
 
 def test_rows_that_are_trained_on_and_scored_are_refused(tmp_path: Path, home: Path) -> None:
@@ -179,11 +181,11 @@ def test_rows_that_are_trained_on_and_scored_are_refused(tmp_path: Path, home: P
                         ({"train": "dev.tsv[:2]", "dev": "dev.tsv[2:]"}, True)):  # fmt: skip
         settings = TaskSettings(task="rte", path=tmp_path, files=files)
         if good:
-            data = finetuning.read(glue.task("rte"), settings, tokenizer)
+            data = finetuning.read(locate(TASKS["rte"], settings), settings, tokenizer)
             assert (data.train.ids, data.parts["dev"].ids) == ([0, 1], [2, 3])
             continue
         with pytest.raises(UserError, match="train and dev share rows"):
-            finetuning.read(glue.task("rte"), settings, tokenizer)
+            finetuning.read(locate(TASKS["rte"], settings), settings, tokenizer)
 
 
 def test_cut_inputs_and_skipped_rows_are_noted(tmp_path: Path, home: Path) -> None:
@@ -206,7 +208,7 @@ def test_a_task_trains_and_the_steering_scores_choose_the_weights(
     kinds = [text.count("river") - 1 for text in texts]
     labels = [str(kind) if name == "stsb" else NLI[min(kind, 2)] for kind in kinds]
     text = rows("score" if name == "stsb" else "gold_label", labels, texts)
-    task = glue.task(name)
+    task = TASKS[name]
     steering = task.splits_of("dev")[0]
     data = read(tmp_path, home, name, {"train": text, steering: text})
     run = small.settings(train={"steps": 6, "eval_every": 2})

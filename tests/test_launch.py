@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from ala_encoder import reporting
+from ala_encoder import records
 from ala_encoder.errors import UserError
 from ala_encoder.files import read_json
 from ala_encoder.optim import learning_rate
@@ -337,7 +337,7 @@ def test_mlflow_has_every_run_finished_and_linked(work: Work) -> None:
 def test_a_comparison_can_be_made_from_mlflow_search_runs_alone(work: Work) -> None:
     rows = store(work)
     for name, row in rows.items():
-        summary, _ = reporting.read_folder(work.folder / "runs" / name)
+        summary, _ = records.read_folder(work.folder / "runs" / name)
         assert row["params.variant"] == "band6_tied"
         assert row["params.seed"] == ("2" if name == "tuned-alone" else "1337")
         assert row["params.model_family"] == "encoder"

@@ -19,15 +19,15 @@ import pytest
 from ala_encoder.errors import UserError
 from ala_encoder.metrics import (
     METRICS,
+    Score,
     Undefined,
-    Unigram,
     accuracy,
     f1,
+    finite,
     is_better,
     load_metric,
     matthews_correlation,
     pearson,
-    perplexity,
     scores,
     spearmanr,
 )
@@ -164,10 +164,9 @@ def test_d05_only_class_numbers_enter_a_metric(label: object, side: str) -> None
 
 def test_a04_an_unlabelled_split_is_refused_with_a_reason() -> None:
     for references in (None, [-1, -1, -1], np.full(3, -1)):
-        values, reasons, notes = scores(["accuracy", "f1"], [1, 0, 1], references)
-        assert values == {"accuracy": None, "f1": None} and notes == {}
-        assert reasons["f1"] == "the split has no labels to compare 3 predictions with"
-        json.dumps([values, reasons], allow_nan=False)
+        missing = Score(None, "the split has no labels to compare 3 predictions with")
+        found = scores(["accuracy", "f1"], [1, 0, 1], references)
+        assert found == {"accuracy": missing, "f1": missing}
 
 
 @pytest.mark.parametrize(
@@ -181,17 +180,18 @@ def test_a04_an_unlabelled_split_is_refused_with_a_reason() -> None:
 def test_a12_one_example_is_scored_or_reported_as_undefined(
     prediction: int, reference: int, expected: dict[str, float | None]
 ) -> None:
-    values, reasons, _ = scores(["accuracy", "f1"], [prediction], [reference])
-    assert values == expected
-    assert set(reasons) == {name for name, value in expected.items() if value is None}
-    assert "neither predicted nor present" in reasons.get("f1", "neither predicted nor present")
-    json.dumps([values, reasons], allow_nan=False)
+    found = scores(["accuracy", "f1"], [prediction], [reference])
+    assert {name: score.value for name, score in found.items()} == expected
+    for name, score in found.items():
+        told = "neither predicted nor present" in (score.reason or "")
+        assert told == (score.value is None), name
+    json.dumps(found, allow_nan=False)
 
 
 def test_a12_no_example_is_undefined_for_every_metric() -> None:
-    values, reasons, notes = scores(list(METRICS), [], [])
-    assert values == dict.fromkeys(METRICS)
-    assert set(reasons) == set(values) and notes == {}
+    found = scores(list(METRICS), [], [])
+    assert list(found) == list(METRICS)
+    assert all(s.value is None and s.reason and not s.note for s in found.values())
 
 
 def test_an_unknown_metric_is_refused_with_the_nearest() -> None:
@@ -246,17 +246,16 @@ def test_a11_a_single_class_is_a_matthews_correlation_of_zero_with_a_note_on_eve
 ) -> None:
     name = "matthews_correlation"
     assert matthews_correlation(predictions, references) == 0.0
-    values, reasons, notes = scores(["accuracy", name], predictions, references)
-    assert values[name] == 0.0 and reasons == {}
-    assert notes == {name: f"0 by rule: {what}"}
-    json.dumps([values, notes], allow_nan=False)
+    found = scores(["accuracy", name], predictions, references)
+    assert found[name] == Score(0.0, note=f"0 by rule: {what}")
+    assert found["accuracy"].note is None
     metric = load_metric(name).compute(predictions=predictions, references=references)
-    assert metric == {name: 0.0, f"{name}_note": notes[name]}
+    assert metric == {name: 0.0, f"{name}_note": f"0 by rule: {what}"}
 
 
 def test_a_zero_that_was_computed_has_no_note() -> None:
-    values, _, notes = scores(["matthews_correlation"], [0, 1, 0, 1], [0, 0, 1, 1])
-    assert values == {"matthews_correlation": 0.0} and notes == {}
+    found = scores(["matthews_correlation"], [0, 1, 0, 1], [0, 0, 1, 1])
+    assert found == {"matthews_correlation": Score(0.0)}
 
 
 # ---- Pearson and Spearman ------------------------------------------------------------------------
@@ -336,12 +335,11 @@ def test_a09_a_correlation_without_a_value_has_a_reason_and_is_never_best(
     with pytest.raises(Undefined, match=reason):
         correlation(predictions, references)
     name = correlation.__name__
-    values, reasons, notes = scores([name], predictions, references)
-    assert values == {name: None} and reason in reasons[name] and notes == {}
-    json.dumps([values, reasons], allow_nan=False)
-    assert not is_better(values[name], -0.9, "max")
+    score = scores([name], predictions, references)[name]
+    assert score.value is None and reason in (score.reason or "") and score.note is None
+    assert not is_better(score.value, -0.9, "max")
     found = load_metric(name).compute(predictions=predictions, references=references)
-    assert found == {name: None, f"{name}_undefined": reasons[name]}
+    assert found == {name: None, f"{name}_undefined": score.reason}
 
 
 @correlations
@@ -357,9 +355,8 @@ def test_a04_numbers_without_labels_are_an_unlabelled_split_and_some_are_a_mista
 ) -> None:
     name = correlation.__name__
     for references in (None, [math.nan] * 3, np.full(3, np.nan), [-1.0] * 3):
-        values, reasons, _ = scores([name], [0.1, 0.2, 0.3], references)
-        assert values == {name: None}
-        assert reasons == {name: "the split has no labels to compare 3 predictions with"}
+        missing = Score(None, "the split has no labels to compare 3 predictions with")
+        assert scores([name], [0.1, 0.2, 0.3], references) == {name: missing}
     for gap in (math.nan, math.inf):
         with pytest.raises(UserError, match="1 of 3 references are not finite"):
             scores([name], [0.1, 0.2, 0.3], [1.0, gap, 2.0])
@@ -410,64 +407,9 @@ def test_a_tie_keeps_the_earlier() -> None:
     assert best_of([0.5, 0.4, 0.4], "min") == (0.4, 2)
 
 
-# ---- perplexity ----------------------------------------------------------------------------------
-
-
-def test_d06_perplexity_weighs_targets_not_batches() -> None:
-    batches = [[1.0, 1.0, 1.0, 1.0], [9.0]]
-    total = sum(sum(batch) for batch in batches)
-    count = sum(len(batch) for batch in batches)
-    assert math.isclose(perplexity(total, count), math.exp(2.6), rel_tol=1e-15)
-    mean_of_means = sum(sum(batch) / len(batch) for batch in batches) / len(batches)
-    assert mean_of_means == 5.0 and perplexity(total, count) < math.exp(mean_of_means)
-
-
-def test_perplexity_is_infinite_where_it_overflows() -> None:
-    assert perplexity(0.0, 5) == 1.0
-    assert math.isclose(perplexity(7 * math.log(50), 7), 50)
-    assert perplexity(1e6, 1) == math.inf
-    assert perplexity(math.inf, 3) == math.inf
-
-
-@pytest.mark.parametrize(("loss_sum", "count"), [(0.0, 0), (1.0, -1), (math.nan, 4)])
-def test_perplexity_of_nothing_or_nan_is_undefined(loss_sum: float, count: int) -> None:
-    with pytest.raises(Undefined):
-        perplexity(loss_sum, count)
-
-
-# ---- the unigram floor ---------------------------------------------------------------------------
-
-
-def test_unigram_by_hand() -> None:
-    floor = Unigram(np.array([3, 0, 1, 0]))
-    np.testing.assert_allclose(np.exp(floor.log_probabilities), np.array([4, 1, 2, 1]) / 8)
-    expected = -(math.log(4 / 8) + math.log(1 / 8)) / 2
-    assert math.isclose(floor.loss([0, 3]), expected)
-
-
-def test_unigram_equals_a_plain_loop_in_any_order_and_type() -> None:
-    generator = np.random.default_rng(0)
-    counts = generator.integers(0, 50, size=97)
-    tokens = generator.integers(0, 97, size=501)
-    total = int(counts.sum()) + 97
-    expected = -sum(math.log((int(counts[t]) + 1) / total) for t in tokens) / len(tokens)
-    floor = Unigram(counts)
-    assert math.isclose(floor.loss(tokens), expected, rel_tol=1e-13)
-    assert floor.loss(np.sort(tokens)) == floor.loss(tokens)
-    for dtype in (np.uint8, np.uint16, np.uint64, np.int32):
-        assert floor.loss(tokens.astype(dtype).reshape(3, 167)) == floor.loss(tokens)
-
-
-def test_unigram_without_training_tokens_is_uniform() -> None:
-    assert math.isclose(Unigram(np.zeros(11, int)).loss([0, 10]), math.log(11))
-
-
-@pytest.mark.parametrize("token", [-1, -100, 4])
-def test_d05_an_ignored_or_unknown_token_is_refused_by_the_floor(token: int) -> None:
-    with pytest.raises(UserError, match=rf"token id {token}, allowed are 0\.\.3"):
-        Unigram(np.ones(4, int)).loss([0, token])
-    with pytest.raises(Undefined):
-        Unigram(np.ones(4, int)).loss([])
+def test_what_is_not_finite_is_none() -> None:
+    given = {"a": 0.0, "b": math.nan, "c": -math.inf, "d": None, "e": 1e308}
+    assert finite(given) == {"a": 0.0, "b": None, "c": None, "d": None, "e": 1e308}
 
 
 # ---- evaluate ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from ala_encoder import command, export
 from ala_encoder.errors import UserError
-from ala_encoder.glue import task
+from ala_encoder.glue import TASKS
 from ala_encoder.models import Classifier
 from ala_encoder.settings.experiment import (
     Architecture,
@@ -106,8 +106,9 @@ def test_a_pretraining_config_loads(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FINETUNED)
 def test_a_finetuning_config_wants_an_export_and_nothing_else(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give `init`"):
-        load(CONFIGS / name, [], FinetuneRun)
-    settings = load(CONFIGS / name, ["init=runs/full-mlm-1337"], FinetuneRun)
+        load(CONFIGS / name, ["data.path=GLUE"], FinetuneRun)
+    given = ["init=runs/full-mlm-1337", "data.path=GLUE"]
+    settings = load(CONFIGS / name, given, FinetuneRun)
     assert settings.init == Path("runs/full-mlm-1337")
     dump(settings, tmp_path / "settings.yaml")
     assert load(tmp_path / "settings.yaml", [], FinetuneRun) == settings
@@ -318,7 +319,7 @@ def test_what_is_missing_is_one_line_that_says_what_to_run_first(
     [
         (
             ["glue/mrpc.yaml"],
-            "data.path: missing, so is data.dataset; the embedded set is for sst2",
+            "data: path: missing, so is dataset; the embedded set is for sst2",
         ),
         (["glue/mnli.yaml", "data.task=ax", "data.path=x"], "fine-tune mnli, then evaluate with"),
         (["glue/rte.yaml", "data.path=x", "data.dataset=glue"], "path and dataset: both say where"),
@@ -348,7 +349,7 @@ def nli(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("dev_matched", "dev_mismatched"):
         (folder / f"{split}.tsv").write_text(f"{header}\tgold_label\n0\ta\tb\tneutral\n")
     run, (tokenizer, _) = small.settings(), small.data(home)
-    labels = task("mnli").labels
+    labels = TASKS["mnli"].labels
     model = Classifier(run.model, run.encoder, tokenizer.vocab_size, len(labels))
     card = export.Card(
         kind="classifier", variant="small", seed=1, run_name="small-mnli-1",
@@ -393,18 +394,21 @@ def evaluated(*words: object) -> dict[str, Any]:
 
 def test_a05_every_dev_split_is_scored_apart_and_the_diagnostic_set_by_its_task(nli: Path) -> None:
     both = evaluated(nli)
-    assert both["split"] == "dev_matched dev_mismatched"
+    assert both["splits"] == ["dev_matched", "dev_mismatched"] and "split" not in both
     assert {"eval_matched_accuracy", "eval_mismatched_accuracy"} < set(both["scores"])
     own = sorted(path.name for path in (nli / "eval").iterdir())
     assert own == [
         "MNLI-m-dev.tsv", "MNLI-mm-dev.tsv", "dev_matched.json", "dev_mismatched.json"
     ]  # fmt: skip
+    same = evaluated(nli, "task=mnli", "split=dev_matched")
+    assert (same["split"], same["splits"]) == ("dev_matched", ["dev_matched"])
+    assert not list(nli.glob("eval-*"))
     ax = evaluated(nli, "task=ax")
     assert ax["scores"] == {"test_matthews_correlation": None, "test_examples": 2.0}
     other = nli / f"eval-{nli.parent.name}-ax"
     rows = (other / "AX.tsv").read_text().splitlines()
     assert [row.split("\t")[0] for row in rows] == ["index", "0", "1"]
-    assert all(row.split("\t")[1] in task("mnli").labels for row in rows[1:])
+    assert all(row.split("\t")[1] in TASKS["mnli"].labels for row in rows[1:])
 
 
 @pytest.mark.parametrize(

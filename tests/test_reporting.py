@@ -16,22 +16,20 @@ from typing import Any
 
 import pytest
 
+from ala_encoder import reporting
 from ala_encoder.errors import UserError
 from ala_encoder.files import write_json
+from ala_encoder.markdown import render_markdown
 from ala_encoder.plots import Panel, Point, draw_scores
-from ala_encoder.reporting import (
+from ala_encoder.records import (
     Record,
     RunSummary,
     find_folders,
-    plot_run,
-    plot_scores,
     read_folder,
     read_mlflow,
-    render_markdown,
-    table,
-    tables,
     tidy,
 )
+from ala_encoder.reporting import panels, plot_run, table, tables
 from ala_encoder.settings.experiment import CompareRun
 from ala_encoder.settings.loader import load
 from ala_encoder.settings.tracking import TrackingSettings
@@ -419,6 +417,7 @@ def test_a_floor_without_effect_is_the_users_mistake(
     sst2(tmp_path / "runs", "full", [0.8])
     with pytest.raises(UserError, match=re.escape(message)):
         main(CompareRun(runs=(f"{tmp_path}/runs/*",), output=tmp_path / "out", floors=floors))
+    assert not (tmp_path / "out").exists()
 
 
 def test_floors_in_settings_need_scores_and_their_source_needs_floors() -> None:
@@ -503,6 +502,16 @@ def test_the_plot_of_a_run_is_the_same_byte_for_byte(tmp_path: Path) -> None:
     assert [p.name for p in folder.glob(".*")] == []
 
 
+def test_the_plot_of_a_run_draws_the_dev_loss_that_steers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(reporting, "draw_loss", lambda *given: drawn.append(given))
+    points = {1: {"loss": 2.0}, 2: {"loss": 1.0, "eval_matched_loss": 1.5, "eval_matched_f1": 1.0}}
+    plot_run(logged(tmp_path / "a", task="mnli", points=points, scores={"eval_matched_loss": 1.5}))
+    assert drawn[0][2] == {"loss": [(1, 2.0), (2, 1.0)], "eval_matched_loss": [(2, 1.5)]}
+
+
 def test_a_run_without_a_loss_has_no_plot(tmp_path: Path) -> None:
     folder = logged(tmp_path / "a", points={3: {"grad_norm": 1.0}}, scores={})
     assert plot_run(folder) is None
@@ -513,10 +522,10 @@ def test_the_scatter_is_the_same_byte_for_byte_whatever_the_users_style(tmp_path
     import matplotlib
 
     points = tuple(Point(f"v{i}", 1000 * (i // 2), (3.0 + i, 3.5 + i)) for i in range(12))
-    panels = [Panel("mlm on x", "eval_loss", points), Panel("one", "f1", points[:1])]
-    draw_scores(tmp_path / "a.png", panels)
+    both = [Panel("mlm on x", "eval_loss", points), Panel("one", "f1", points[:1])]
+    draw_scores(tmp_path / "a.png", both)
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "black"}):
-        draw_scores(tmp_path / "b.png", panels)
+        draw_scores(tmp_path / "b.png", both)
         assert matplotlib.rcParams["font.size"] == 30
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
@@ -526,18 +535,18 @@ def test_the_plot_takes_the_named_metric_or_the_first_that_all_runs_share(tmp_pa
     logged(tmp_path / "b", "b", scores={"eval_loss": 2.0})
     found = tables(summaries(tmp_path))
     for name, metric in (("default", None), ("loss", "eval_loss"), ("accuracy", "test_accuracy")):
-        assert plot_scores(tmp_path / f"{name}.png", found, metric)
+        draw_scores(tmp_path / f"{name}.png", panels(found, metric))
     pictures = {n: (tmp_path / f"{n}.png").read_bytes() for n in ("default", "loss", "accuracy")}
     assert pictures["default"] == pictures["loss"] != pictures["accuracy"]
     with pytest.raises(UserError, match=r"metric = 'eval_los'.*did you mean 'eval_loss'"):
-        plot_scores(tmp_path / "x.png", found, "eval_los")
+        panels(found, "eval_los")
 
 
 def test_runs_that_share_no_metric_are_the_users_mistake(tmp_path: Path) -> None:
     logged(tmp_path / "a", "a", scores={"eval_loss": 1.0})
     logged(tmp_path / "b", "b", scores={"test_accuracy": 0.5})
     with pytest.raises(UserError, match="2 runs share no metric"):
-        plot_scores(tmp_path / "x.png", tables(summaries(tmp_path)))
+        panels(tables(summaries(tmp_path)))
 
 
 # ---- the pipeline

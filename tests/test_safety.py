@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import resource
 import shutil
 import struct
 import time
@@ -26,6 +25,7 @@ from ala_encoder.files import read_json, write_json
 from ala_encoder.settings.experiment import PretrainRun
 from ala_encoder.settings.loader import load
 from ala_encoder.training import Loop
+from tests import memory
 from tests.fuzz import is_one_line
 from tests.launched import small
 from tests.test_export import card_of
@@ -79,11 +79,11 @@ FORMATS: dict[str, Callable[[Any, Path], None]] = {
 
 
 def refusal(work: Callable[[], object]) -> str:
-    """Return the one line of a refusal that took less than a second."""
-    began = time.perf_counter()
+    """Return the one line of a refusal that took few seconds of this process's own time."""
+    began = time.process_time()
     with pytest.raises(UserError) as caught:
         work()
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 5
     assert is_one_line(str(caught.value)), caught.value
     return str(caught.value)
 
@@ -158,6 +158,25 @@ def test_r19_a_plant_in_another_ranks_file_is_refused_by_rank_0_for_all(
     plant(copy, other, Reduced(tmp_path / "canary"), torch.save)
     assert other in refusal(lambda: checkpoint.load(saved[0].engine, copy))
     assert not (tmp_path / "canary").exists()
+
+
+def test_a_file_that_cannot_be_read_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is wrong with a checkpoint whose disk fails, and nobody should delete it."""
+    assert refusal(lambda: read_data(tmp_path / "a.pt")).endswith("cannot be read: No such file or "
+                                                                  "directory")  # fmt: skip
+    for error in (OSError(5, "Input/output error"), MemoryError()):
+
+        def fail(*_: object, error: BaseException = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(torch, "load", fail)
+        if isinstance(error, OSError):
+            assert "cannot be read: Input/output error" in refusal(lambda: read_data("a.pt"))
+        else:
+            with pytest.raises(MemoryError):
+                read_data("a.pt")
 
 
 def test_r19_deepspeed_itself_gets_no_payload_to_read(
@@ -315,9 +334,8 @@ def test_r19_a_card_that_asks_for_more_than_the_weights_takes_no_memory(
     if key == "num_layers":  # a head table would have as many rows
         card["encoder"] = {"layout": "full"}
     write_json(exported / "export.json", card)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert str(exported) in refusal(lambda: export.read(exported).build())
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 18  # KiB
+    with memory.at_most(1 << 28):
+        assert str(exported) in refusal(lambda: export.read(exported).build())
 
 
 @pytest.mark.parametrize(
@@ -365,9 +383,9 @@ def test_an_error_is_one_line_that_commands_no_terminal(given: str, told: str) -
     "text", ["x" * 10_000_000, "\x1b" * 10_000_000, "a\n" * 401, "\ud800" * 400]
 )
 def test_an_error_is_short_however_long_its_cause(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     said = str(UserError(f"where: {text} allowed"))
     assert is_one_line(said)
     assert said.startswith("where: ")
     assert said.endswith(" allowed")
-    assert time.perf_counter() - began < 0.1
+    assert time.process_time() - began < 1

@@ -597,7 +597,7 @@ def test_every_shipped_settings_file_loads_and_dumps(path: Path, tmp_path: Path)
     if "runs" in data:
         cls, overrides = CompareRun, []
     elif "task" in data.get("data", {}):
-        cls, overrides = FinetuneRun, [] if "model" in data else ["init=runs/x"]
+        cls, overrides = FinetuneRun, [] if "model" in data else ["init=runs/x", "data.path=GLUE"]
     elif data["model"]["family"] == "encoder_decoder":
         cls = Architecture
     settings = loader.load(path, overrides, cls)
@@ -676,7 +676,7 @@ def test_deepspeed_keys_come_from_a_json_file_too(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        (b"\xff", "not JSON"),
+        (b"\xff", "not UTF-8 text"),
         ('{"optimizer": {}}', "set optim instead"),
     ],
 )

@@ -16,7 +16,7 @@ from ala_encoder.errors import UserError
 from ala_encoder.lines import Reading
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.loader import check
-from ala_encoder.sources import Source, documents, find_source, texts
+from ala_encoder.sources import TextSource, documents, find_source, texts
 
 
 def refusal(call: Any, *arguments: Any, **options: Any) -> str:
@@ -53,10 +53,14 @@ def test_a_pattern_without_a_file_and_a_file_in_both_splits_are_refused(tmp_path
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "empty").mkdir()
     here = str(tmp_path / "a.txt")
-    for missing in ("b.txt", "*.md", "empty"):
+    for missing in ("b.txt", "*.md", "empty", "a.txt/b"):
         pattern = str(tmp_path / missing)
         line = refusal(find_source, settings(tmp_path, [pattern], [here]))
         assert line == f"data.source.train: {pattern!r} matches no file"
+    too_long = str(tmp_path / ("a" * 300))
+    line = refusal(find_source, settings(tmp_path, [too_long], [here]))
+    assert line.startswith("data.source.train: ")
+    assert line.endswith(": File name too long")
     line = refusal(find_source, settings(tmp_path, [here], [str(tmp_path / "*.txt")]))
     assert "a.txt is in train and in valid" in line
 
@@ -109,7 +113,7 @@ def test_b01_b04_b05_every_kind_of_table_gives_the_same_documents(
     rows = ['one\u2028two\x85, "three"', "\ufefffour\nfive\r\n\n six", "nul\0l", ""]
     path = write(tmp_path / name, rows)
     reading = Reading()
-    found = list(documents(Source("", "", {"train": [path]}, column="text"), "train", reading))
+    found = list(documents(TextSource("", "", {"train": [path]}, column="text"), "train", reading))
     assert found == [
         'one\u2028two\x85, "three"', None, "four", "five", " six", None, "null", None, None
     ]  # fmt: skip
@@ -119,7 +123,7 @@ def test_b01_b04_b05_every_kind_of_table_gives_the_same_documents(
 
 def test_plain_text_is_paragraphs_by_line_and_documents_by_empty_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\nb\n\nc")
-    source = Source("", "", {"train": [tmp_path / "a.txt"]})
+    source = TextSource("", "", {"train": [tmp_path / "a.txt"]})
     assert list(documents(source, "train", Reading())) == ["a", "b", None, "c", None]
     assert list(texts(source, "train", Reading())) == ["a", "b", "c"]
 
@@ -128,11 +132,11 @@ def test_plain_text_is_paragraphs_by_line_and_documents_by_empty_line(tmp_path: 
 def test_a_column_that_is_not_there_is_told_with_place_and_columns(
     name: str, tmp_path: Path
 ) -> None:
-    source = Source("", "", {"train": [write(tmp_path / name, ["a"])]}, column="txt")
+    source = TextSource("", "", {"train": [write(tmp_path / name, ["a"])]}, column="txt")
     line = refusal(list, texts(source, "train", Reading()))
     assert name in line
     assert "no column 'txt' (did you mean 'text'?); found are 'id', 'text'" in line
-    number = Source("", "", {"train": [write(tmp_path / "n.jsonl", ["a"])]}, column="id")
+    number = TextSource("", "", {"train": [write(tmp_path / "n.jsonl", ["a"])]}, column="id")
     line = refusal(list, texts(number, "train", Reading()))
     assert line.endswith("n.jsonl:1: column 'id' holds a value of type int, allowed is text")
 

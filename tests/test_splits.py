@@ -9,8 +9,8 @@ import pytest
 
 from ala_encoder.errors import UserError
 from ala_encoder.glue import TASKS, task_of
-from ala_encoder.labelled import Examples, read_split
-from ala_encoder.settings.experiment import EvaluateRun
+from ala_encoder.labelled import LabelledRows, read_split
+from ala_encoder.settings.experiment import EvaluateRun, FinetuneRun
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.task import GLUE, Rows, TaskSettings, task_splits
 from ala_encoder.splits import Splits, check_apart, locate
@@ -27,7 +27,7 @@ def found(folder: Path, **given: Any) -> Splits:
     return locate(task_of(data), data)
 
 
-def read(splits: Splits, split: str) -> Examples:
+def read(splits: Splits, split: str) -> LabelledRows:
     return read_split(splits.task, splits.source(split), split)
 
 
@@ -86,12 +86,13 @@ def test_a_contradiction_or_a_setting_without_effect_is_one_line(
 
 
 def test_training_wants_a_source_and_a_training_set() -> None:
+    run = {"init": "x", "train": {"steps": 1, "batch_size": 1}}
     with pytest.raises(UserError, match=r"'ax': has no training set; fine-tune mnli, then eval"):
-        settings(task="ax", path="x").check_training()
+        check({**run, "data": {"task": "ax", "path": "x"}}, FinetuneRun)
     for name in GLUE[2:-1]:
-        with pytest.raises(UserError, match=rf"data.path: missing, .*for sst2, not {name}"):
-            settings(task=name).check_training()
-    settings(task="sst2").check_training()
+        with pytest.raises(UserError, match=rf"data: path: missing, .*for sst2, not {name}"):
+            check({**run, "data": {"task": name}}, FinetuneRun)
+    check({**run, "data": {"task": "sst2"}}, FinetuneRun)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_matched_and_mismatched_are_splits_of_their_own(tmp_path: Path) -> None:
     splits = found(tmp_path, task="mnli")
     assert splits.present("dev", "test") == ("dev_matched", "test_mismatched")
     assert read(splits, "dev_matched").labels == [1]
-    with pytest.raises(UserError, match="split 'dev': mnli has train, dev_matched"):
+    with pytest.raises(UserError, match="split = 'dev': mnli has train, dev_matched"):
         splits.source("dev")
 
 
@@ -253,6 +254,9 @@ def test_splits_of_a_data_set_are_named_and_cut_as_files_are(saved: Path) -> Non
     splits = locate(TASKS["rte"], settings(dataset=str(saved), files={"dev": "train"}))
     with pytest.raises(UserError, match="train and dev share rows"):
         check_apart(splits, ("train", "dev"))
+    splits = locate(TASKS["rte"], settings(dataset=str(saved), files={"dev": "train[5:]"}))
+    with pytest.raises(UserError, match=r"is empty: none of its rows is in \[5:\]"):
+        read(splits, "dev")
     with pytest.raises(UserError, match=r"files.dev: .* has no valid, but train, validation, test"):
         locate(TASKS["rte"], settings(dataset=str(saved), files={"dev": "valid"}))
 
@@ -267,7 +271,7 @@ def evaluated(own: dict[str, Any], **given: Any) -> TaskSettings:
 
 def test_evaluate_takes_the_exports_own_data_unless_told_otherwise() -> None:
     own = {"path": "here", "files": {"dev": "d.tsv"}, "length": 64, "max_train_examples": 5}
-    assert evaluated(own) == settings(**own)
+    assert evaluated(own) == evaluated(own, task="rte") == settings(**own)
     assert evaluated(own, path="there") == settings(path="there", length=64)
     assert evaluated(own, files={"dev": "e.tsv"}) == settings(**{**own, "files": {"dev": "e.tsv"}})
     assert evaluated(own, dataset="glue") == settings(dataset="glue", length=64)

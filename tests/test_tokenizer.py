@@ -20,9 +20,11 @@ from tests.strings import (
     ROOT,
     SENTENCES,
     SHARED,
+    clean,
     common_strings,
     generated_text,
     saved_bytes,
+    small_bert,
     written,
 )
 
@@ -67,6 +69,13 @@ def test_vocab_txt_alone_gives_the_same_tokenizer(trained: WordPiece, tmp_path: 
     assert load(tmp_path).fingerprint == trained.fingerprint
 
 
+def test_lines_of_vocab_txt_end_as_in_other_text(trained: WordPiece, tmp_path: Path) -> None:
+    pieces = (*SPECIAL_TOKENS, "a\u2028b", "\x85", "c\ufeff", "\x0c")
+    for text in ("\n".join(pieces), "\r\n".join(pieces) + "\r\n"):
+        (tmp_path / "vocab.txt").write_bytes(text.encode("utf-8"))
+        assert load(tmp_path).pieces == pieces
+
+
 def test_normalisation_comes_from_tokenizer_config(trained: WordPiece, tmp_path: Path) -> None:
     written(tmp_path / "vocab.txt", "\n".join(trained.pieces))
     config = tmp_path / "tokenizer_config.json"
@@ -90,18 +99,14 @@ def test_the_fingerprint_tells_vocabulary_and_normalisation_apart(trained: WordP
     assert len({other.fingerprint for other in others}) == 6
 
 
-def test_saving_leaves_no_temporary_file_and_names_a_bad_folder(
+def test_saving_makes_the_folder_and_names_one_that_cannot_be(
     trained: WordPiece, tmp_path: Path
 ) -> None:
     trained.save(tmp_path / "a" / "b")
     assert len(list((tmp_path / "a" / "b").iterdir())) == 4
     blocked = written(tmp_path / "file", "")
-    with pytest.raises(UserError, match=str(blocked)):
+    with pytest.raises(UserError, match=f"{blocked}: cannot save"):
         trained.save(blocked)
-    (tmp_path / "c" / "tokenizer.json").mkdir(parents=True)
-    with pytest.raises(UserError, match="cannot save"):
-        trained.save(tmp_path / "c")
-    assert not [path for path in (tmp_path / "c").iterdir() if ".tmp" in path.name]
 
 
 def test_loading_refuses_folders_that_are_not_tokenizers(tmp_path: Path) -> None:
@@ -114,6 +119,9 @@ def test_loading_refuses_folders_that_are_not_tokenizers(tmp_path: Path) -> None
         ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n<MASK>\n", r"did you mean '<MASK>'"),
         ("[PAD]\n\n[UNK]\n", "vocab.txt:2: empty line"),
         ("[PAD]\na\nb\na\n", "vocab.txt:4: 'a' is on line 2"),
+        ("\ufeff[PAD]\n[UNK]\n", "vocab.txt:1: a byte-order mark or NUL"),
+        ("[PAD]\n[UNK]\nab\0\n", "vocab.txt:3: a byte-order mark or NUL"),
+        ("[PAD]\na\rb\n", "vocab.txt:2: a carriage return inside a piece"),
     ]:
         written(tmp_path / "vocab.txt", text)
         with pytest.raises(UserError, match=message):
@@ -289,25 +297,45 @@ def test_importing_the_module_is_cheap() -> None:
     assert result.stdout.strip() == "[]"
 
 
-# Real data, where it lies beside the repository
+# Published vocabularies: a small one always, BERT's where it lies beside the repository
 
-if BERT.exists() and REFERENCE.exists():
+BY_HAND = {
+    "The unaffable café!": "[CLS] the un ##aff ##able cafe ! [SEP]",
+    "don't,中A [MASK]": "[CLS] don ' t , 中 a [UNK] [UNK] [UNK] [SEP]",
+}
 
-    def test_bert_vocabulary_gives_the_reference_tokens() -> None:
-        tokenizer = load(BERT)
-        assert tokenizer.vocab_size == 30522
-        assert sorted(tokenizer.special_ids) == [0, 100, 101, 102, 103]
-        reference = json.loads(REFERENCE.read_text(encoding="utf-8"))
-        for sentence, tokens in zip(reference["sentences"], reference["tokens"], strict=True):
-            ids, _ = tokenizer.pair(tokenizer.encode(sentence), None, 512)
-            ids += [tokenizer.pad_id] * (len(tokens) - len(ids))
-            assert [tokenizer.pieces[index] for index in ids] == tokens
 
-    def test_bert_vocabulary_gives_hugging_face_ids() -> None:
-        from transformers import BertTokenizer
+def published(name: str, folder: Path) -> tuple[Path, dict[str, list[str]]]:
+    """A folder, and the tokens that sentences have in it by another program or by hand."""
+    if name == "small":
+        return small_bert(folder), {text: tokens.split() for text, tokens in BY_HAND.items()}
+    reference = json.loads(REFERENCE.read_text(encoding="utf-8"))
+    return BERT, dict(zip(reference["sentences"], reference["tokens"], strict=True))
 
-        twin = BertTokenizer.from_pretrained(BERT)
-        strings = [text.encode("utf-8", "ignore").decode() for text in common_strings(2000)]
-        texts = [*SENTENCES, *generated_text(9, 50), *strings]
-        ours = load(BERT).encode_batch(texts)
-        assert twin(texts, add_special_tokens=False)["input_ids"] == ours
+
+PUBLISHED = ["small", *(["bert"] if BERT.exists() and REFERENCE.exists() else [])]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_vocabulary_gives_the_reference_tokens(name: str, tmp_path: Path) -> None:
+    folder, reference = published(name, tmp_path)
+    tokenizer = load(folder)
+    assert isinstance(tokenizer, WordPiece)
+    size, special = {"small": (17, [0, 2, 3, 4, 5]), "bert": (30522, [0, 100, 101, 102, 103])}[name]
+    assert tokenizer.vocab_size == size
+    assert sorted(tokenizer.special_ids) == special
+    for sentence, tokens in reference.items():
+        ids, _ = tokenizer.pair(tokenizer.encode(sentence), None, 512)
+        ids += [tokenizer.pad_id] * (len(tokens) - len(ids))
+        assert [tokenizer.pieces[index] for index in ids] == tokens
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_vocabulary_gives_hugging_face_ids(name: str, tmp_path: Path) -> None:
+    from transformers import BertTokenizer
+
+    folder, _ = published(name, tmp_path)
+    twin = BertTokenizer.from_pretrained(folder)
+    texts = [*SENTENCES, *generated_text(9, 50), *map(clean, common_strings(2000))]
+    ours = load(folder).encode_batch(texts)
+    assert twin(texts, add_special_tokens=False)["input_ids"] == ours

@@ -18,9 +18,17 @@ from ala_encoder.settings.tokenizer import (
     SentencePieceSettings,
     WordPieceSettings,
 )
-from ala_encoder.tokenizer import Pretrained, fetch, load, train
-from ala_encoder.tokenizer.reading import MAX_FILE
-from tests.strings import SENTENCES, generated_text, saved_bytes, written
+from ala_encoder.tokenizer import (
+    ByteBPE,
+    Pretrained,
+    SentencePiece,
+    WordPiece,
+    fetch,
+    load,
+    train,
+)
+from ala_encoder.tokenizer.files import MAX_FILE
+from tests.strings import SENTENCES, generated_text, saved_bytes, small_gpt2, written
 from tests.test_tokenizer_kinds import unigram_folder
 
 
@@ -83,7 +91,7 @@ def test_r20_garbage_is_told_in_one_line(
 ) -> None:
     folder = copy(kind)
     (folder / name).write_bytes(GARBAGE[garbage])
-    assert name in refusal(folder) or kind in ("wordpiece", "byte_bpe")
+    assert name in refusal(folder)
 
 
 @pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -120,6 +128,10 @@ def edited(path: Path, change: Callable[[Any], object]) -> None:
     content = json.loads(path.read_text("utf-8"))
     change(content)
     written(path, json.dumps(content))
+
+
+def cut(model: dict[str, Any], kept: int) -> None:
+    model["merges"] = model["merges"][:kept]
 
 
 def number(pieces: dict[str, Any], piece: str, value: object) -> None:
@@ -184,6 +196,53 @@ def test_merges_with_windows_line_ends_or_without_a_version_are_the_same(
         assert load(folder).fingerprint == expected
 
 
+@pytest.mark.parametrize("kept", [0, 1, 20])
+@pytest.mark.parametrize("alone", [True, False])
+def test_merges_that_are_cut_off_are_told(
+    kept: int, alone: bool, copy: Callable[..., Path]
+) -> None:
+    """Else every piece that no merge makes would be a special token, which text cannot have."""
+    folder = copy("byte_bpe", *(["tokenizer.json"] if alone else ["vocab.json", "merges.txt"]))
+    if alone:
+        lines = (folder / "merges.txt").read_text("utf-8").split("\n")
+        written(folder / "merges.txt", "\n".join(lines[:kept]))
+    else:
+        edited(folder / "tokenizer.json", lambda v: cut(v["model"], kept))
+    said = refusal(folder)
+    assert ("merges.txt: no merge makes" if alone else "tokenizer.json: no merge makes") in said
+    assert f"the list of {max(0, kept - alone)} merges cut off?" in said
+
+
+def test_a_vocabulary_like_robertas_is_read(tmp_path: Path) -> None:
+    """Fillers and special tokens that no merge makes, among them one that only a map declares."""
+    folder = small_gpt2(tmp_path)
+    new = ["madeupword0000", "madeupword0001", "<mask>", "[X]", "ENDE"]
+    edited(folder / "vocab.json", lambda v: v.update({p: len(v) + n for n, p in enumerate(new)}))
+    assert "no merge makes the piece 'ENDE'" in refusal(folder)
+    for key, value in [
+        ("sep_token", "ENDE"),
+        ("additional_special_tokens", ["ENDE"]),
+        ("added_tokens_decoder", {"267": {"content": "ENDE"}}),
+    ]:
+        written(folder / "tokenizer_config.json", json.dumps({key: value}))
+        assert sorted(load(folder).special_ids) == [*range(262, 268)]
+
+
+@pytest.mark.parametrize("kind", [WordPiece, ByteBPE, SentencePiece, Pretrained])
+def test_a_reader_of_one_kind_tells_folders_of_another(
+    kind: Any, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    for folder in (*whole.values(), tmp_path):
+        fits = (folder / "tokenizer.json").is_file() if kind is Pretrained else False
+        if not fits and not isinstance(kind_of(folder), kind):
+            with pytest.raises(UserError, match=str(folder)):
+                kind.read(folder)
+
+
+def kind_of(folder: Path) -> object:
+    return load(folder) if any(folder.iterdir()) else None
+
+
 def test_contradicting_files_of_byte_bpe_are_told(copy: Callable[..., Path]) -> None:
     folder = copy("byte_bpe")
     edited(folder / "special_tokens_map.json", lambda v: number(v, "mask_token", "<nomask>"))
@@ -204,7 +263,7 @@ def test_contradicting_files_of_byte_bpe_are_told(copy: Callable[..., Path]) -> 
 def test_files_of_two_kinds_are_told(copy: Callable[..., Path], whole: dict[str, Path]) -> None:
     folder = copy("byte_bpe")
     shutil.copy(whole["wordpiece"] / "vocab.txt", folder)
-    assert "vocab.txt (WordPiece), vocab.json (ByteBPE)" in refusal(folder)
+    assert "vocab.txt (wordpiece), vocab.json (byte_bpe)" in refusal(folder)
     folder = copy("spm")
     shutil.copy(whole["wordpiece"] / "vocab.txt", folder)
     assert "files of two kinds" in refusal(folder)

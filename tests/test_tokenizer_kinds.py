@@ -1,4 +1,4 @@
-"""The kinds behind one interface: laws, twins of the other libraries, special tokens, pickles."""
+"""The kinds behind one interface: round trips, special tokens, batches, pickles, folders."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from ala_encoder.settings.tokenizer import (
     TokenizerSettings,
     WordPieceSettings,
 )
-from ala_encoder.tokenizer import (
-    ByteBPE,
-    Tokenizer,
-    load,
-    train,
-)
+from ala_encoder.tokenizer import ByteBPE, Tokenizer, load, train
 from tests.strings import (
     BERT,
     BOOKS,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ala_encoder.settings.base import Section
+from ala_encoder.settings.base import BadRowPolicy, Section
 
 
 class TextFiles(Section):
@@ -54,7 +54,7 @@ class CorpusSettings(Section):
     path: Path
     """Folder of the token arrays that `prepare_data` makes."""
     source: TextSource
-    on_bad_row: Literal["error", "skip"] = "error"
+    on_bad_row: BadRowPolicy = "error"
     """What a row or line that cannot be read does: stop, or be skipped and counted."""
     length: Annotated[int, Field(ge=3)] = 128
     """Tokens in one example, [CLS] and [SEP] included."""

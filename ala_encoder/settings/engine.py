@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ala_encoder.errors import UserError, nearest
+from ala_encoder.files import read_json
 from ala_encoder.settings.base import Section
 
 
@@ -55,6 +56,7 @@ REFUSED_KEYS: dict[str, str] = {
     "data_efficiency": "the order of the data is the plan's",
     "pipeline": "the model is not cut into stages",
     "expert_parallel": "the model has no experts",
+    "checkpoint.load_universal": "a run resumes at the world size and ZeRO stage it was saved at",
 }
 """DeepSpeed key → why it cannot be set: it would change what a step is, without a word."""
 
@@ -78,7 +80,7 @@ def read_deepspeed(value: dict[str, Any] | str) -> dict[str, Any]:
     Raises UserError for a file that cannot be read, for a key that the settings own, for one that
     cannot be set or does not exist, and for a key given twice.
     """
-    config = _read_json(Path(value)) if isinstance(value, str) else value
+    config = read_json(Path(value)) if isinstance(value, str) else value
     for key, owner in OWNED_KEYS.items():
         node: Any = config
         *sections, last = key.split(".")
@@ -95,30 +97,4 @@ def read_deepspeed(value: dict[str, Any] | str) -> dict[str, Any]:
     for key in config:
         if key not in KNOWN_KEYS:
             raise UserError(f"{key}: DeepSpeed has no such key{nearest(key, KNOWN_KEYS)}")
-    return config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise UserError(f"{path}: the key {twice!r} is given twice")
-        return dict(pairs)
-
-    def refuse_constant(name: str) -> None:
-        raise UserError(f"{path}: {name} is not a finite number")
-
-    try:
-        config = json.loads(
-            path.read_text(encoding="utf-8"),
-            object_pairs_hook=refuse_twice,
-            parse_constant=refuse_constant,
-        )
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} holds a {type(config).__name__}, not an object")
     return config

@@ -19,7 +19,7 @@ from ala_encoder.settings.engine import EngineSettings, read_deepspeed
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.model import EncoderModel, ModelSettings
 from ala_encoder.settings.optim import OptimSettings
-from ala_encoder.settings.task import TaskSettings
+from ala_encoder.settings.task import RowSource, TaskSettings
 from ala_encoder.settings.tokenizer import TokenizerSettings
 from ala_encoder.settings.tracking import TrackingSettings
 from ala_encoder.settings.train import TrainSettings
@@ -158,7 +158,15 @@ class FinetuneRun(TrainingRun):
     data: TaskSettings
 
     @model_validator(mode="after")
-    def _one_source(self) -> FinetuneRun:
+    def _trainable(self) -> FinetuneRun:
+        if self.data.task == "ax":
+            raise UserError(
+                "data.task = 'ax': has no training set; fine-tune mnli, then evaluate with task=ax"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_start(self) -> FinetuneRun:
         own = {"model": self.model, "encoder": self.encoder, "tokenizer": self.tokenizer}
         if self.init is not None:
             given = [name for name, section in own.items() if section is not None]
@@ -176,7 +184,7 @@ class FinetuneRun(TrainingRun):
         return self
 
 
-class EvaluateRun(Section):
+class EvaluateRun(RowSource):
     """Scores of an export: loss of a language model, metrics of a classifier."""
 
     export: Path
@@ -187,37 +195,16 @@ class EvaluateRun(Section):
     """Another GLUE task with the same classes, such as ax for a classifier of mnli."""
     path: Path | None = None
     """Other data than the export was made with: a prepared corpus, or a folder of tables."""
-    files: dict[str, str] | None = None
-    """Split → other file or split than the task's, or some rows of it, as in data.files."""
-    dataset: str | None = None
-    """Other data: the name of a data set that the `datasets` library loads."""
-    config: str | None = None
-    """Its configuration; none: the task's own for `glue`."""
-    revision: str | None = None
-    """Its version: a tag, branch or commit."""
     batch_size: Annotated[int, Field(ge=1)] = 64
     output: Path | None = None
     """Folder of SPLIT.json and predictions; none: eval/ beside the export, or eval-DATA/ for other
     data, so that a run's own scores stay."""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> EvaluateRun:
-        if self.path is not None and self.dataset is not None:
-            raise UserError("path and dataset: both say where the rows are, give one of the two")
-        for name in ("config", "revision"):
-            if getattr(self, name) is not None and self.dataset is None:
-                raise UserError(f"{name}: does nothing without `dataset`")
-        return self
-
-    @property
-    def is_own(self) -> bool:
-        """Tell whether what is scored is the data that the export was made with."""
-        return not (self.path or self.dataset or self.files or self.task)
-
     def task_data(self, own: TaskSettings) -> TaskSettings:
         """Return a classifier's own data settings with what is given here in their place.
 
-        Raises UserError for what does not fit together.
+        They are equal to `own` where nothing else is to be scored. Raises UserError for what does
+        not fit together.
         """
         data = own.model_dump(mode="json")
         if self.task is not None and self.task != own.task:

@@ -24,13 +24,15 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from ala_encoder.errors import UserError, closest, nearest
+from ala_encoder.errors import UserError, closest, cut, nearest, reason, shown
 
 Settings = TypeVar("Settings", bound=BaseModel)
 _BASE = "base"
 _MAX_TEXT = 65_536  # characters of one file: a data file given by mistake is told at once
 _MAX_VALUES = 100_000  # once aliases are written out: ten lines of them can mean billions
 _MAX_DEPTH = 64
+_MAX_BRACKETS = 500
+_MAX_SHOWN = 80  # characters of a value or a key in a message
 _OTHER_YAML = re.compile(r"%YAML(?!\s+1\.2\s*$).*", re.MULTILINE)
 
 
@@ -101,6 +103,8 @@ def _parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: {len(text):,} characters, allowed are {_MAX_TEXT:,}")
     if other := _OTHER_YAML.search(text):
         raise UserError(f"{where}: {other[0]!r}: settings are YAML 1.2, where off is a word")
+    if _open_brackets(text) > _MAX_BRACKETS:  # on which the parser takes seconds
+        raise UserError(f"{where}: nested more than {_MAX_DEPTH} levels deep")
     yaml = YAML(typ="safe", pure=True)
     try:
         value = yaml.load(io.StringIO(text))
@@ -112,16 +116,22 @@ def _parse_yaml(text: str, where: str) -> Any:
     except RecursionError:
         raise UserError(f"{where}: nested more than {_MAX_DEPTH} levels deep") from None
     except Exception as error:  # `!!bool x` is a KeyError in there, a date of month 13 a ValueError
-        raise UserError(f"{where}: not YAML 1.2 that is allowed here: {error}") from None
+        raise UserError(f"{where}: not YAML 1.2 that is allowed here: {reason(error)}") from None
     try:
         return _plain(value, (), itertools.count(1))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 
+def _open_brackets(text: str) -> int:
+    """Return how many brackets are open at once at most, those in words and comments included."""
+    steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[][{}]", text))
+    return max(itertools.accumulate(steps), default=0)
+
+
 def _plain(value: Any, path: tuple[str, ...], count: Iterator[int]) -> Any:
     """Copy a YAML value, aliases written out; raises UserError for what JSON cannot say."""
-    place = _cut(".".join(path) or "the value")
+    place = cut(".".join(path) or "the value", _MAX_SHOWN)
     if next(count) > _MAX_VALUES:
         raise UserError(f"more than {_MAX_VALUES:,} values, aliases written out")
     if len(path) > _MAX_DEPTH:
@@ -129,7 +139,9 @@ def _plain(value: Any, path: tuple[str, ...], count: Iterator[int]) -> Any:
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                raise UserError(f"{place}: the key {key!r} is a {type(key).__name__}, not a word")
+                raise UserError(
+                    f"{place}: the key {shown(key)} is a {type(key).__name__}, not a word"
+                )
             _plain(key, path, count)
         return {key: _plain(item, (*path, key), count) for key, item in value.items()}
     if isinstance(value, list):
@@ -139,7 +151,7 @@ def _plain(value: Any, path: tuple[str, ...], count: Iterator[int]) -> Any:
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise UserError(f"{place}: a whole number of more than 64 bits")
     if isinstance(value, str) and ("\0" in value or re.search("[\ud800-\udfff]", value)):
-        raise UserError(f"{place} = {value!r}: holds a character that is none")
+        raise UserError(f"{place} = {shown(value)}: holds a character that is none")
     if value is not None and not isinstance(value, (str, bool, int, float)):
         kind = type(value).__name__
         raise UserError(f"{place}: a {kind}, not a number, word, list or map (quote a date)")
@@ -153,7 +165,7 @@ def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
         data = _parse_yaml(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
-        raise UserError(f"{path}: cannot read the settings: {error.strerror}") from None
+        raise UserError(f"{path}: cannot read the settings: {reason(error)}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text") from None
     if not isinstance(data, dict):
@@ -163,7 +175,7 @@ def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if base is None:
         return data
     if not isinstance(base, str):
-        raise UserError(f"{path}: base = {base!r}: allowed is the path of one settings file")
+        raise UserError(f"{path}: base = {shown(base)}: allowed is the path of one settings file")
     return _merge(_read_file(path.parent / base, (*seen, resolved)), data)
 
 
@@ -182,9 +194,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.split(".")
     if not equals or not all(parts):
-        raise UserError(f"override {override[:80]!r}: allowed is section.key=value")
+        raise UserError(f"override {shown(override, _MAX_SHOWN)}: allowed is section.key=value")
     if len(parts) > _MAX_DEPTH:
-        raise UserError(f"override {key[:80]}…: more than {_MAX_DEPTH} levels deep")
+        raise UserError(f"override {cut(key, _MAX_SHOWN)}: more than {_MAX_DEPTH} levels deep")
     value = _parse_yaml(text, f"override {key}") if text else ""
     node: Any = data
     for part, after in zip(parts, [*parts[1:], None], strict=True):
@@ -220,15 +232,16 @@ def _one_line(error: ValidationError, cls: type[BaseModel], data: Any) -> str:
 
 def _describe(error: ErrorDetails, cls: type[BaseModel], data: Any) -> str:
     loc = _visible(error["loc"], data, is_missing=error["type"] == "missing")
-    path = _cut(".".join(map(str, loc)) or "settings")
-    kind, given = error["type"], _cut(json.dumps(error.get("input"), default=str))
+    path = cut(".".join(map(str, loc)) or "settings", _MAX_SHOWN)
+    kind = error["type"]
+    given = cut(json.dumps(error.get("input"), default=str), _MAX_SHOWN)
     if kind == "extra_forbidden":
         return f"{path}: no such setting{_suggestion(loc, cls)}"
     if kind == "missing":
         return f"{path}: missing, it has no default"
     if kind == "value_error":
-        reason = str(error["ctx"]["error"])
-        return reason if not loc else f"{path}: {reason}"
+        why = str(error["ctx"]["error"])
+        return why if not loc else f"{path}: {why}"
     message = error["msg"][0].lower() + error["msg"][1:]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         context = error.get("ctx", {})
@@ -259,10 +272,6 @@ def _visible(loc: tuple[int | str, ...], data: Any, *, is_missing: bool) -> list
     return visible
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _suggestion(loc: Sequence[int | str], cls: type[BaseModel]) -> str:
     """Say what an unknown key may have meant: one beside it, else one elsewhere, else any here."""
     *above, leaf = map(str, loc)
@@ -279,7 +288,8 @@ def _suggestion(loc: Sequence[int | str], cls: type[BaseModel]) -> str:
     elsewhere = {key.rpartition(".")[2]: key for key in reversed(known)}
     if near := closest(leaf, elsewhere):
         return f" (did you mean {elsewhere[near]!r}?)"
-    return f"; allowed {f'in {_cut(parent)}' if parent else 'here'} are {', '.join(beside)}"
+    place = f"in {cut(parent, _MAX_SHOWN)}" if parent else "here"
+    return f"; allowed {place} are {', '.join(beside)}"
 
 
 def _paths(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -6,14 +6,13 @@ For: what can be checked of them without reading a file. Not for: what a GLUE ta
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, model_validator
 
 from ala_encoder.errors import UserError, nearest
-from ala_encoder.settings.base import NonNegativeInt, Section
+from ala_encoder.settings.base import BadRowPolicy, NonNegativeInt, Section
 
 GLUE = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli", "ax")
 """The tasks whose columns, labels and metrics are known."""
@@ -51,6 +50,10 @@ class Rows(NamedTuple):
         if stop is not None and stop <= start:
             raise UserError(f"{text!r}: holds no row, START is the first and STOP after the last")
         return cls(match["name"], start, stop)
+
+    def holds(self, number: int) -> bool:
+        """Tell whether the row of this number is one of them."""
+        return self.start <= number and (self.stop is None or number < self.stop)
 
     def overlaps(self, other: Rows) -> bool:
         """Tell whether both hold a row of the same number."""
@@ -96,13 +99,9 @@ class TaskColumns(Section):
         return self
 
 
-class TaskSettings(Section):
-    """A task on one or two sentences: GLUE's by name, or any labelled table by its columns."""
+class RowSource(Section):
+    """Where a task's rows are: files of a folder, or splits of a named data set."""
 
-    task: str
-    """A GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, ax), or with `columns` any
-    other name."""
-    columns: TaskColumns | None = None
     path: Path | None = None
     """Folder with train, dev and test as .tsv, .jsonl, .csv or .parquet; without `path` and
     `dataset` the embedded set (an sst2-style task)."""
@@ -115,11 +114,34 @@ class TaskSettings(Section):
     """Its configuration; none: the task's own for `glue`."""
     revision: str | None = None
     """Its version: a tag, branch or commit."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> RowSource:
+        if self.path is not None and self.dataset is not None:
+            raise UserError("path and dataset: both say where the rows are, give one of the two")
+        for name in ("config", "revision"):
+            if getattr(self, name) is not None and self.dataset is None:
+                raise UserError(f"{name}: does nothing without `dataset`")
+        for split, text in (self.files or {}).items():
+            try:
+                Rows.parse(text)
+            except UserError as error:
+                raise UserError(f"files.{split} = {error}") from None
+        return self
+
+
+class TaskSettings(RowSource):
+    """A task on one or two sentences: GLUE's by name, or any labelled table by its columns."""
+
+    task: str
+    """A GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, ax), or with `columns` any
+    other name."""
+    columns: TaskColumns | None = None
     cache: Path = _CACHE
     """Where the embedded set's archive and files are kept."""
     length: Annotated[int, Field(ge=5)] = 128
     """Longest input in tokens, [CLS] and [SEP] included; longer ones are cut and counted."""
-    on_bad_row: Literal["error", "skip"] = "error"
+    on_bad_row: BadRowPolicy = "error"
     max_train_examples: NonNegativeInt = 0
     """Use only the first this many training examples; 0 means all."""
 
@@ -135,53 +157,24 @@ class TaskSettings(Section):
             raise UserError(f"columns: {self.task} has its own, give the task another name")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}", self.task):
             raise UserError(f"task = {self.task!r}: allowed are letters, digits and _ . + -")
-        return self
-
-    @model_validator(mode="after")
-    def _one_source(self) -> TaskSettings:
-        if self.path is not None and self.dataset is not None:
-            raise UserError("path and dataset: both say where the rows are, give one of the two")
-        for name in ("config", "revision"):
-            if getattr(self, name) is not None and self.dataset is None:
-                raise UserError(f"{name}: does nothing without `dataset`")
-        elsewhere = self.path is not None or self.dataset is not None
-        if self.files and not elsewhere:
-            raise UserError("files: does nothing without `path` or `dataset`")
-        if self.cache != _CACHE and elsewhere:
-            raise UserError("cache: keeps the embedded set only, leave it out")
-        self._check_files(self.files or {})
-        return self
-
-    def _check_files(self, files: Mapping[str, str]) -> None:
         allowed = task_splits(self.task)
-        for split, text in files.items():
+        for split in self.files or {}:
             if split not in allowed:
                 hint = nearest(split, allowed)
                 raise UserError(
                     f"files.{split}: the splits of {self.task} are {', '.join(allowed)}{hint}"
                 )
-            try:
-                Rows.parse(text)
-            except UserError as error:
-                raise UserError(f"files.{split} = {error}") from None
+        return self
 
-    @property
-    def is_embedded(self) -> bool:
-        """Tell whether the rows are those of the embedded set."""
-        return self.path is None and self.dataset is None
-
-    def check_training(self) -> None:
-        """Raise UserError for a task without a training set, and where no source is named."""
-        if self.task == "ax":
+    @model_validator(mode="after")
+    def _has_rows(self) -> TaskSettings:
+        elsewhere = self.path is not None or self.dataset is not None
+        if self.files and not elsewhere:
+            raise UserError("files: does nothing without `path` or `dataset`")
+        if self.cache != _CACHE and elsewhere:
+            raise UserError("cache: keeps the embedded set only, leave it out")
+        if self.task != "sst2" and not elsewhere:
             raise UserError(
-                "data.task = 'ax': has no training set; fine-tune mnli, then evaluate with task=ax"
+                f"path: missing, so is dataset; the embedded set is for sst2, not {self.task}"
             )
-        self.check_source()
-
-    def check_source(self) -> None:
-        """Raise UserError where neither the settings nor the embedded set have the task's rows."""
-        if self.is_embedded and self.task != "sst2":
-            raise UserError(
-                f"data.path: missing, so is data.dataset; the embedded set is for sst2, not "
-                f"{self.task}"
-            )
+        return self

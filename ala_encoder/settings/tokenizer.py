@@ -1,4 +1,7 @@
-"""Settings of the tokenizer, one class a kind."""
+"""Settings of the tokenizer, one class a kind.
+
+`train_tokenizer` makes the folder `path`; whatever opens one made with other settings refuses it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from ala_encoder.settings.base import PositiveInt, Section
 
 
 class WordPieceSettings(Section):
-    """BERT's kind. The folder is read when it exists, made by `train_tokenizer` otherwise."""
+    """BERT's kind."""
 
     path: Path
     kind: Literal["wordpiece"] = "wordpiece"
     vocab_size: Annotated[int, Field(ge=16)] = 30_522
-    """Pieces to train, special tokens included; a folder that exists keeps its own size."""
+    """Pieces to train, special tokens included; a poor text gives fewer."""
     lowercase: bool = True
     min_frequency: PositiveInt = 2
     """Merges seen less often are not learned."""
@@ -57,7 +60,7 @@ class PretrainedSettings(Section):
     revision: str | None = None
     """Commit or tag on the hub; none: the newest."""
     vocab_size: PositiveInt | None = None
-    """Size of the copy, for `params`, which reads no files."""
+    """Size of the copy, which must have it: for `params`, which reads no files."""
 
 
 def _wordpiece_by_default(given: Any) -> Any:

@@ -6,10 +6,9 @@ files (`sources`), masking (`objectives`), storing ids (`corpus`).
 
 from ala_encoder.tokenizer.base import Special, Tokenizer
 from ala_encoder.tokenizer.byte_bpe import ByteBPE
-from ala_encoder.tokenizer.fit import report
-from ala_encoder.tokenizer.folder import fetch, load
-from ala_encoder.tokenizer.making import check, make
+from ala_encoder.tokenizer.folder import fetch, load, make, open_folder
 from ala_encoder.tokenizer.pretrained import Pretrained
+from ala_encoder.tokenizer.report import fit_report
 from ala_encoder.tokenizer.sentence_piece import SentencePiece
 from ala_encoder.tokenizer.training import train
 from ala_encoder.tokenizer.wordpiece import SPECIAL_TOKENS, Normalisation, WordPiece
@@ -23,10 +22,10 @@ __all__ = [
     "Special",
     "Tokenizer",
     "WordPiece",
-    "check",
     "fetch",
+    "fit_report",
     "load",
     "make",
-    "report",
+    "open_folder",
     "train",
 ]

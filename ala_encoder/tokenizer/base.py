@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ala_encoder.errors import UserError
-
-SURROGATES = re.compile("[\ud800-\udfff]")
+from ala_encoder.lines import SURROGATES
 
 
 class Special(NamedTuple):
@@ -32,18 +30,13 @@ class Special(NamedTuple):
 class Tokenizer(ABC):
     """Turns text into ids of a fixed vocabulary; text is never read as a special token."""
 
+    kind: ClassVar[str]
+    """Its name in settings."""
     special: Special
     special_ids: frozenset[int]
     """Every id that stands for no text, those of `special` among them."""
     origin: str = "the tokenizer"
     """The folder it was read from, for messages."""
-
-    @staticmethod
-    def load(folder: Path) -> Tokenizer:
-        """Read a folder of any kind; see `ala_encoder.tokenizer.load`."""
-        from ala_encoder.tokenizer.folder import load
-
-        return load(folder)
 
     @property
     @abstractmethod
@@ -64,7 +57,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write the files of this kind; raises UserError when the folder cannot be written."""
+        """Write the files of this kind one by one; the caller makes sure that the folder is new.
+
+        Raises UserError when the folder cannot be written.
+        """
 
     @abstractmethod
     def completed(self) -> tuple[Tokenizer, list[str]]:

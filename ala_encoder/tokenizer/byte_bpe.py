@@ -9,18 +9,21 @@ al. 2019; Sennrich et al. 2016, arXiv:1508.07909). No space is put before the fi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from ala_encoder.errors import UserError
+from ala_encoder.errors import UserError, shown
+from ala_encoder.lines import SURROGATES
 from ala_encoder.tokenizer.base import Special, Tokenizer
-from ala_encoder.tokenizer.reading import (
+from ala_encoder.tokenizer.files import (
+    declared,
     guarded,
     missing_tokens,
     ordered,
     read_json,
-    read_text,
+    read_lines,
     special_of,
     token_files,
     write_folder,
@@ -46,6 +49,7 @@ class ByteBPE(Tokenizer):
     text. Ids that do not make whole UTF-8 characters decode with U+FFFD; a mask is shown.
     """
 
+    kind: ClassVar[str] = "byte_bpe"
     pieces: tuple[str, ...]
     merges: tuple[Merge, ...]
 
@@ -79,25 +83,30 @@ class ByteBPE(Tokenizer):
             folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt")
         )
         if full.is_file():
-            pieces, merges = _read_tokenizer_json(full)
+            pieces, merges, known = _read_tokenizer_json(full)
             if vocabulary.is_file():
                 plain = ordered(vocabulary, read_json(vocabulary), what="the vocabulary")
                 added = set(pieces[len(plain) :]) - _special_tokens(pieces, merges).keys()
                 if plain != pieces[: len(plain)] or added:
                     raise UserError(f"{folder}: vocab.json and tokenizer.json differ in pieces")
-            if merge_file.is_file() and _read_merges(merge_file) != merges:
+            if merge_file.is_file() and [*_read_merges(merge_file)] != [*merges]:
                 raise UserError(f"{folder}: merges.txt and tokenizer.json differ in merges")
-            _check(full, pieces, merges, first_line=None)
         else:
             for path in (vocabulary, merge_file):
                 if not path.is_file():
                     raise UserError(f"{path}: missing; vocab.json and merges.txt belong together")
             pieces = ordered(vocabulary, read_json(vocabulary), what="the vocabulary")
-            merges = _read_merges(merge_file)
-            has_version = read_text(merge_file).startswith("#version")
-            _check(merge_file, pieces, merges, first_line=2 if has_version else 1)
+            merges, known = _read_merges(merge_file), set()
+        _check(folder, pieces, merges)
+        for piece in _special_tokens(pieces, merges).keys() - known - declared(folder):
+            if not _LOOKS_SPECIAL.fullmatch(piece):
+                where = full if full.is_file() else merge_file
+                raise UserError(
+                    f"{where}: no merge makes the piece {shown(piece)}, which is no special token"
+                    f" either; is the list of {len(merges):,} merges cut off?"
+                )
         special = special_of(folder, _special_tokens(pieces, merges))
-        return cls(pieces, merges, special, str(folder))
+        return cls(pieces, [*merges], special, str(folder))
 
     def save(self, folder: Path) -> None:
         """Write vocab.json, merges.txt, tokenizer.json, tokenizer_config.json, special_tokens_map.
@@ -193,68 +202,74 @@ def _backend(tokenizer: ByteBPE) -> tokenizers.Tokenizer:
     return backend
 
 
-def _special_tokens(pieces: Sequence[str], merges: Sequence[Merge]) -> dict[str, int]:
+_LOOKS_SPECIAL = re.compile(r"<.+>|\[.+\]|madeupword\d+")
+"""The last are fairseq's fillers, which RoBERTa's vocabulary holds."""
+
+
+def _special_tokens(pieces: Sequence[str], merges: Iterable[Merge]) -> dict[str, int]:
     reachable = {*ALPHABET, *(left + right for left, right in merges)}
     return {piece: index for index, piece in enumerate(pieces) if piece not in reachable}
 
 
-def _read_merges(path: Path) -> list[Merge]:
-    lines = read_text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
-    merges: list[Merge] = []
-    for number, line in enumerate(lines, start=1):
-        if number == 1 and (line.startswith("#version") or not line):
-            continue
-        parts = line.split(" ")
-        if len(parts) != 2 or not all(parts):
-            raise UserError(f"{path}:{number}: {line[:60]!r}; a merge is two pieces and one space")
-        merges.append((parts[0], parts[1]))
+def _read_merges(path: Path) -> dict[Merge, str]:
+    """The merges in order, each with its place for messages."""
+    lines = enumerate(read_lines(path), start=1)
+    return _placed(
+        (f"{path}:{number}", line)
+        for number, line in lines
+        if number > 1 or not line.startswith("#version")
+    )
+
+
+def _placed(entries: Iterable[tuple[str, Any]]) -> dict[Merge, str]:
+    merges: dict[Merge, str] = {}
+    for place, entry in entries:
+        parts = entry.split(" ") if isinstance(entry, str) else entry
+        is_pair = isinstance(parts, list) and [type(part) for part in parts] == [str, str]
+        if not is_pair or not all(parts):
+            raise UserError(f"{place}: {shown(entry)}; a merge is two pieces and one space")
+        left, right = parts
+        if (left, right) in merges:
+            raise UserError(f"{place}: the merge {left} {right} was listed before")
+        merges[left, right] = place
     return merges
 
 
-def _read_tokenizer_json(path: Path) -> tuple[list[str], list[Merge]]:
+def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[Merge, str], set[str]]:
+    """Pieces, merges with their places, and the added tokens."""
     content = read_json(path)
+    if not is_gpt2(content):
+        raise UserError(f"{path}: not a byte-level BPE as GPT-2's")
     model = content["model"]
     pieces = ordered(path, model.get("vocab"), what="model.vocab")
     given = model.get("merges")
     if not isinstance(given, list):
         raise UserError(f"{path}: model.merges must be a list")
-    merges: list[Merge] = []
-    for number, entry in enumerate(given):
-        parts = entry.split(" ") if isinstance(entry, str) else entry
-        if not isinstance(parts, list) or [type(part) for part in parts] != [str, str]:
-            raise UserError(f"{path}: model.merges[{number}] is {str(entry)[:60]!r}, not a pair")
-        merges.append((parts[0], parts[1]))
+    merges = _placed(
+        (f"{path}: model.merges[{number}]", entry) for number, entry in enumerate(given)
+    )
     ids = {piece: index for index, piece in enumerate(pieces)}
     added = content.get("added_tokens") or []
     if not all(type(e.get("id")) is int and isinstance(e.get("content"), str) for e in added):
         raise UserError(f"{path}: added_tokens must have a whole number as id and a content")
     for entry in sorted(added, key=lambda entry: int(entry["id"])):
         token, index = entry["content"], entry["id"]
-        if (
-            ids.setdefault(token, len(pieces)) != index
-            or not token
-            or "\ud800" <= max(token) <= "\udfff"
-        ):
-            raise UserError(f"{path}: added token {token!r} has id {index}, not {ids[token]}")
+        if not token or SURROGATES.search(token):
+            raise UserError(f"{path}: added token {shown(token)} is empty or not UTF-8")
+        if ids.setdefault(token, len(pieces)) != index:
+            raise UserError(f"{path}: added token {shown(token)} has id {index}, not {ids[token]}")
         if index == len(pieces):
             pieces.append(token)
-    return pieces, merges
+    return pieces, merges, {entry["content"] for entry in added}
 
 
-def _check(
-    path: Path, pieces: Sequence[str], merges: Sequence[Merge], *, first_line: int | None
-) -> None:
+def _check(folder: Path, pieces: Sequence[str], merges: dict[Merge, str]) -> None:
     """Raise UserError for what the library would crash on or silently drop text for."""
     held = set(pieces)
     for letter in ALPHABET:
         if letter not in held:
-            raise UserError(f"{path.parent}: the vocabulary has no {letter!r}, a byte's letter")
-    seen: set[Merge] = set()
-    for number, (left, right) in enumerate(merges):
-        where = f"{path}: merge {number}" if first_line is None else f"{path}:{number + first_line}"
+            raise UserError(f"{folder}: the vocabulary has no {letter!r}, a byte's letter")
+    for (left, right), place in merges.items():
         for piece in (left, right, left + right):
             if piece not in held:
-                raise UserError(f"{where}: {piece!r} is not in the vocabulary")
-        if (left, right) in seen:
-            raise UserError(f"{where}: the merge {left} {right} was listed before")
-        seen.add((left, right))
+                raise UserError(f"{place}: {shown(piece)} is not in the vocabulary")

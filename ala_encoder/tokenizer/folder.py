@@ -1,19 +1,31 @@
-"""Which kind of tokenizer a folder holds, told from its files; nothing in it is executed.
+"""Tokenizer folders: told apart by their files, made whole or not at all, held to their settings.
 
-For: reading any tokenizer folder, fetching one from the hub. Not for: the kinds themselves.
+For: opening the folder that settings name, making it, fetching a published one. Not for: the kinds
+themselves, how a vocabulary is learned (`training`). Nothing in a folder is executed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ala_encoder.errors import UserError
+from ala_encoder.errors import UserError, reason, shown
+from ala_encoder.files import folder_aside, remove_leftovers, write_json
+from ala_encoder.settings.tokenizer import (
+    PretrainedSettings,
+    TokenizerSettings,
+    WordPieceSettings,
+)
 from ala_encoder.tokenizer.base import Tokenizer
 from ala_encoder.tokenizer.byte_bpe import ByteBPE, is_gpt2
+from ala_encoder.tokenizer.files import read_json
 from ala_encoder.tokenizer.pretrained import Pretrained
-from ala_encoder.tokenizer.reading import read_json
 from ala_encoder.tokenizer.sentence_piece import SentencePiece
+from ala_encoder.tokenizer.training import train
 from ala_encoder.tokenizer.wordpiece import WordPiece
+
+MADE_WITH = "made_with.json"
+"""The settings a folder was made with; no loader reads it, `save` does not copy it."""
 
 _Kind = type[WordPiece] | type[ByteBPE] | type[SentencePiece] | type[Pretrained]
 
@@ -24,6 +36,80 @@ _FILES: dict[str, _Kind] = {
     "*.model": SentencePiece,
 }
 _WANTED = [*_FILES, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+
+
+def open_folder(settings: TokenizerSettings, say: Callable[[str], None] = print) -> Tokenizer:
+    """Read the folder of `settings`, and hold it to them.
+
+    A folder of `make` must have been made with these very settings; of another one the kind, the
+    lower-casing and the size of a copy are compared, and what cannot be known is said.
+
+    Raises UserError when the folder is missing, as `load` does, and for each difference by name.
+    """
+    path = settings.path
+    if not path.exists():
+        raise UserError(f"tokenizer.path = {path}: no such folder; run train_tokenizer first")
+    tokenizer = load(path)
+    _check(tokenizer, settings)
+    if (path / MADE_WITH).is_file():
+        made_with, wanted = read_json(path / MADE_WITH), _recorded(settings)
+        for name in (key for key in wanted if key in made_with):
+            _agree(settings, name, made_with[name])
+    else:
+        say(f"note: {path} was not made by train_tokenizer: how it was trained is not known")
+    if settings.vocab_size not in (None, tokenizer.vocab_size):
+        say(
+            f"note: {path} has {tokenizer.vocab_size:,} pieces, not"
+            f" tokenizer.vocab_size = {settings.vocab_size:,}; the folder's size counts"
+        )
+    return tokenizer
+
+
+def make(
+    settings: TokenizerSettings, texts: Iterable[str], say: Callable[[str], None] = print
+) -> None:
+    """Train on texts, or copy a published tokenizer and append the special tokens it lacks.
+
+    The caller holds the lock of `settings.path`, which does not exist. Raises UserError as `train`,
+    `fetch` and `load` do, for a copy of another size, and when the folder cannot be written.
+    """
+    if isinstance(settings, PretrainedSettings):
+        tokenizer, added = load(fetch(settings.name, settings.revision)).completed()
+        if added:
+            say(f"appended {', '.join(added)}: {tokenizer.vocab_size:,} pieces")
+    else:
+        tokenizer = train(settings, texts, say)
+    _check(tokenizer, settings)
+    remove_leftovers(settings.path)
+    with folder_aside(settings.path) as aside:
+        tokenizer.save(aside)
+        write_json(aside / MADE_WITH, _recorded(settings))
+
+
+def _recorded(settings: TokenizerSettings) -> dict[str, object]:
+    """What decides the folder's bytes: of a copy, its size is an outcome."""
+    outcome = {"vocab_size"} if isinstance(settings, PretrainedSettings) else set()
+    return settings.model_dump(mode="json", exclude={"path", *outcome})
+
+
+def _check(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
+    """Compare with the settings what every tokenizer itself tells."""
+    if isinstance(settings, PretrainedSettings):
+        if settings.vocab_size is not None:
+            _agree(settings, "vocab_size", tokenizer.vocab_size)
+        return
+    _agree(settings, "kind", tokenizer.kind)
+    if isinstance(settings, WordPieceSettings) and isinstance(tokenizer, WordPiece):
+        _agree(settings, "lowercase", tokenizer.normalisation.do_lower_case)
+
+
+def _agree(settings: TokenizerSettings, name: str, value: object) -> None:
+    given = getattr(settings, name)
+    if given != value:
+        raise UserError(
+            f"tokenizer.{name} = {shown(given)}: {settings.path} has {shown(value)}; give that,"
+            " choose another tokenizer.path, or delete the folder and run train_tokenizer"
+        )
 
 
 def load(folder: Path) -> Tokenizer:
@@ -49,7 +135,7 @@ def load(folder: Path) -> Tokenizer:
         wanted = "no tokenizer.json and no vocab.txt, vocab.json with merges.txt, or *.model"
         raise UserError(f"{folder}: {wanted} in this folder")
     if len(set(found.values())) > 1:
-        files = ", ".join(f"{name} ({kind.__name__})" for name, kind in found.items())
+        files = ", ".join(f"{name} ({kind.kind})" for name, kind in found.items())
         raise UserError(f"{folder}: files of two kinds of tokenizer: {files}")
     return next(iter(found.values())).read(folder)
 
@@ -85,7 +171,6 @@ def fetch(name: str, revision: str | None = None) -> Path:
             snapshot_download(name, revision=revision, allow_patterns=_WANTED, etag_timeout=5)
         )
     except Exception as error:  # the hub's, httpx's and the system's, without a common base
-        reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"tokenizer.name = {name!r}: no such folder, and the hub gave none: {reason}"
+            f"tokenizer.name = {name!r}: no such folder, and the hub gave none: {reason(error)}"
         ) from None

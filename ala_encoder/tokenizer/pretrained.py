@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from ala_encoder.errors import UserError
 from ala_encoder.tokenizer.base import Special, Tokenizer
-from ala_encoder.tokenizer.reading import (
+from ala_encoder.tokenizer.files import (
     guarded,
     missing_tokens,
     read_json,
@@ -30,6 +30,8 @@ _MAX_PIECE = 10_000
 @final
 class Pretrained(Tokenizer):
     """A tokenizer of the Hugging Face library; what decode keeps is as its files say."""
+
+    kind: ClassVar[str] = "pretrained"
 
     def __init__(self, content: str, special: Special, origin: str = Tokenizer.origin) -> None:
         """Build from the text of a tokenizer.json and roles; raises UserError when malformed."""

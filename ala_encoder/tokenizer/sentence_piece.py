@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from ala_encoder.errors import UserError
 from ala_encoder.tokenizer.base import Special, Tokenizer
-from ala_encoder.tokenizer.reading import guarded, missing_tokens, read_bytes, write_folder
+from ala_encoder.tokenizer.files import guarded, missing_tokens, read_bytes, write_folder
 
 FILE = "sentencepiece.model"
 
@@ -29,6 +29,8 @@ class SentencePiece(Tokenizer):
     spaces included, so that its neighbours move apart once; from the decoded text on the ids stay
     equal. A mask is not shown: control pieces have no text.
     """
+
+    kind: ClassVar[str] = "sentencepiece"
 
     def __init__(self, model: bytes, origin: str = Tokenizer.origin) -> None:
         """Build from a serialised model; raises UserError when the library refuses it."""
@@ -67,8 +69,9 @@ class SentencePiece(Tokenizer):
         <mask>; each only where it is a control piece, which text cannot spell.
         """
         found = sorted(folder.glob("*.model"))
-        if len(found) > 1:
-            raise UserError(f"{folder}: {' and '.join(p.name for p in found)}; one is allowed")
+        if len(found) != 1:
+            names = " and ".join(path.name for path in found) or "no *.model file"
+            raise UserError(f"{folder}: {names}; one is allowed")
         return cls(read_bytes(found[0]), str(found[0]))
 
     def save(self, folder: Path) -> None:

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ala_encoder.errors import UserError
+from ala_encoder.errors import UserError, reason
+from ala_encoder.lines import SURROGATES
 from ala_encoder.settings.tokenizer import (
     ByteBPESettings,
     SentencePieceSettings,
     TokenizerSettings,
     WordPieceSettings,
 )
-from ala_encoder.tokenizer.base import SURROGATES, Special, Tokenizer
+from ala_encoder.tokenizer.base import Special, Tokenizer
 from ala_encoder.tokenizer.byte_bpe import ALPHABET, ByteBPE, splitter
 from ala_encoder.tokenizer.sentence_piece import SentencePiece
 from ala_encoder.tokenizer.wordpiece import (
@@ -41,24 +41,25 @@ if TYPE_CHECKING:
 BYTE_TOKENS = ("<s>", "<pad>", "</s>", "<mask>")
 """RoBERTa's names in its order, without its <unk>, which bytes do not need; ids 0 to 3."""
 
-_log = logging.getLogger(__name__)
 # GPT-2's pattern never joins what this one parts. Unicode's white space, not Python's `\s`.
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _CHUNK = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
 
 
-def train(settings: TokenizerSettings, texts: Iterable[str]) -> Tokenizer:
+def train(
+    settings: TokenizerSettings, texts: Iterable[str], say: Callable[[str], None] = print
+) -> Tokenizer:
     """Learn the vocabulary that settings ask for; equal texts in any order give equal bytes.
 
     Raises UserError for texts without words, a vocab_size too small for the special tokens and
     letters (naming the smallest), one too large for SentencePiece (naming the largest), and for
-    kind pretrained, which is not trained. The other kinds give fewer pieces and log a warning.
+    kind pretrained, which is not trained. The other kinds give fewer pieces and say so.
     """
     texts = (SURROGATES.sub("", text) for text in texts)
     if isinstance(settings, WordPieceSettings):
-        return _train_wordpiece(settings, texts)
+        return _train_wordpiece(settings, texts, say)
     if isinstance(settings, ByteBPESettings):
-        return _train_byte_bpe(settings, texts)
+        return _train_byte_bpe(settings, texts, say)
     if isinstance(settings, SentencePieceSettings):
         return _train_sentence_piece(settings, texts)
     raise UserError("tokenizer.kind = 'pretrained': is copied, not trained")
@@ -67,7 +68,9 @@ def train(settings: TokenizerSettings, texts: Iterable[str]) -> Tokenizer:
 # WordPiece
 
 
-def _train_wordpiece(settings: WordPieceSettings, texts: Iterable[str]) -> WordPiece:
+def _train_wordpiece(
+    settings: WordPieceSettings, texts: Iterable[str], say: Callable[[str], None]
+) -> WordPiece:
     """Ids: the special tokens, the letters seen, the letters seen inside words (`##x`), the merges.
 
     Each merge joins the most *frequent* pair of adjacent pieces, as the `tokenizers` library does
@@ -102,7 +105,7 @@ def _train_wordpiece(settings: WordPieceSettings, texts: Iterable[str]) -> WordP
     backend = _run(models.WordPiece(unk_token="[UNK]"), trainer, counts)
     pieces = _pieces(backend)
     assert pieces[: len(initial)] == initial, "the trainer renumbered the letters"
-    _note(pieces, settings)
+    _note(pieces, settings, say)
     return WordPiece(pieces, normalisation)
 
 
@@ -125,7 +128,9 @@ def _count_words(texts: Iterable[str], normalisation: Normalisation) -> Counter[
 # Byte-level BPE
 
 
-def _train_byte_bpe(settings: ByteBPESettings, texts: Iterable[str]) -> ByteBPE:
+def _train_byte_bpe(
+    settings: ByteBPESettings, texts: Iterable[str], say: Callable[[str], None]
+) -> ByteBPE:
     """Ids: <s> <pad> </s> <mask>, the 256 bytes in GPT-2's order, the merges.
 
     Each merge joins the most frequent pair of adjacent pieces; ties go to the pair of smaller ids.
@@ -155,7 +160,7 @@ def _train_byte_bpe(settings: ByteBPESettings, texts: Iterable[str]) -> ByteBPE:
     pieces = _pieces(backend)
     assert pieces[: len(initial)] == initial, "the trainer renumbered the bytes"
     merges = json.loads(backend.to_str())["model"]["merges"]
-    _note(pieces, settings)
+    _note(pieces, settings, say)
     special = Special(cls=0, pad=1, sep=2, mask=3)
     return ByteBPE(pieces, [(left, right) for left, right in merges], special)
 
@@ -201,12 +206,13 @@ def _train_sentence_piece(settings: SentencePieceSettings, texts: Iterable[str])
             minloglevel=3,
         )
     except RuntimeError as error:
-        raise UserError(_reason(settings, str(error))) from None
+        raise UserError(_explained(settings, error)) from None
     return SentencePiece(written.getvalue())
 
 
-def _reason(settings: SentencePieceSettings, message: str) -> str:
+def _explained(settings: SentencePieceSettings, error: RuntimeError) -> str:
     """Say in one line what the library's assertions mean."""
+    message = str(error)
     if largest := re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", message):
         return f"vocab_size is {settings.vocab_size}; this text gives at most {largest[1]} pieces"
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
@@ -214,7 +220,7 @@ def _reason(settings: SentencePieceSettings, message: str) -> str:
             f"vocab_size is {settings.vocab_size}; this text needs at least {smallest[1]} pieces:"
             " special tokens and letters (a lower character_coverage needs fewer)"
         )
-    return f"sentencepiece cannot train on this text: {' '.join(message.split())}"
+    return f"sentencepiece cannot train on this text: {reason(error)}"
 
 
 # What they share
@@ -257,12 +263,13 @@ def _pieces(backend: tokenizers.Tokenizer) -> list[str]:
     return sorted(ids, key=ids.__getitem__)
 
 
-def _note(pieces: Sequence[str], settings: WordPieceSettings | ByteBPESettings) -> None:
+def _note(
+    pieces: Sequence[str],
+    settings: WordPieceSettings | ByteBPESettings,
+    say: Callable[[str], None],
+) -> None:
     if len(pieces) < settings.vocab_size:
-        _log.warning(
-            "the vocabulary has %d pieces, not vocab_size=%d: no pair of pieces occurs"
-            " min_frequency=%d times any more",
-            len(pieces),
-            settings.vocab_size,
-            settings.min_frequency,
+        say(
+            f"note: {len(pieces):,} pieces, not vocab_size = {settings.vocab_size:,}: in this text"
+            f" no pair of pieces occurs min_frequency = {settings.min_frequency} times any more"
         )

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 from ala_encoder.errors import UserError, nearest
 from ala_encoder.tokenizer.base import Special, Tokenizer
-from ala_encoder.tokenizer.reading import ordered, read_json, read_text, token_files, write_folder
+from ala_encoder.tokenizer.files import ordered, read_json, read_lines, token_files, write_folder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -44,6 +44,7 @@ class WordPiece(Tokenizer):
     encode(text) wherever no [UNK] occurs.
     """
 
+    kind: ClassVar[str] = "wordpiece"
     pieces: tuple[str, ...]
     normalisation: Normalisation
 
@@ -194,8 +195,7 @@ def _read_config(path: Path) -> dict[str, bool]:
 
 
 def _read_vocab_txt(path: Path) -> list[str]:
-    # Not str.splitlines: it also cuts at characters that may be pieces, such as U+2028.
-    pieces = read_text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    pieces = read_lines(path)
     first_line: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if not piece:

@@ -25,8 +25,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ala_encoder.errors import reason
 from ala_encoder.tracking.mirror import LOCK, Mirror, Report
-from ala_encoder.tracking.store import locked, one_line
+from ala_encoder.tracking.store import locked
 
 _POLL_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
@@ -87,7 +88,7 @@ class _Machine:
             return values
         except Exception as error:
             self._gauges = None
-            self._report({"state": "up", "refused": f"no system metrics: {one_line(error)}"})
+            self._report({"state": "up", "refused": f"no system metrics: {reason(error)}"})
             return {}
 
 
@@ -116,7 +117,7 @@ def follow(folder: Path, uri: str, parent: int, system_metrics: bool, report: Re
                 report({"state": "done"})
                 return 0
             except Exception as error:  # no error of the store may reach the training
-                report({"state": "away", "error": one_line(error)})
+                report({"state": "away", "error": reason(error)})
             if last_try:
                 return 1
             bell.wait(pause)

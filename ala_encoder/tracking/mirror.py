@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ala_encoder.errors import UserError
+from ala_encoder.errors import UserError, reason
 from ala_encoder.tracking.address import checked_uri, default_uri, public_uri
 from ala_encoder.tracking.events import EVENTS, Points, events_from
 from ala_encoder.tracking.keys import MAX_KEY, MAX_PARAM, MAX_TAG, clean_key, clean_text, cut_tag
-from ala_encoder.tracking.store import artifact_location, locked, one_line, open_client, probe
+from ala_encoder.tracking.store import artifact_location, locked, open_client, probe
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -122,7 +122,7 @@ class Mirror:
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
-            self._refuse(f"MLflow refused {kind}: {one_line(error)}")
+            self._refuse(f"MLflow refused {kind}: {reason(error)}")
 
     def _start(self, event: dict[str, Any]) -> None:
         self._starts += 1
@@ -300,7 +300,7 @@ def replay(folder: Path, uri: str | None = None) -> int:
     except BlockingIOError as error:
         raise UserError(f"{folder}: this run is being mirrored now by its own process") from error
     except Exception as error:
-        raise UserError(f"MLflow at {public_uri(store)}: {one_line(error)}") from error
+        raise UserError(f"MLflow at {public_uri(store)}: {reason(error)}") from error
     for text in filter(None, refused):
         print(text, file=sys.stderr)
     return sent

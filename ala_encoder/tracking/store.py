@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ala_encoder.errors import UserError, nearest
+from ala_encoder.errors import UserError, nearest, reason
 from ala_encoder.tracking.address import checked_uri, public_uri
 from ala_encoder.tracking.keys import raw_key
 
@@ -113,11 +113,6 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         yield
 
 
-def one_line(error: BaseException) -> str:
-    """Return the text of an error as one line of at most 300 characters."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
-
-
 def search(uri: str | None, experiment: str) -> list[dict[str, Any]]:
     """Return the runs of an experiment, newest first; `uri` None takes `default_uri()`.
 
@@ -134,7 +129,7 @@ def search(uri: str | None, experiment: str) -> list[dict[str, Any]]:
     except UserError as error:
         raise UserError(f"MLflow at {public_uri(store)}: {error}") from None
     except Exception as error:
-        raise UserError(f"MLflow at {public_uri(store)}: {one_line(error)}") from error
+        raise UserError(f"MLflow at {public_uri(store)}: {reason(error)}") from error
 
 
 def _rows(client: MlflowClient, experiment: str) -> list[dict[str, Any]]:

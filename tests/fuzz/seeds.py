@@ -208,7 +208,7 @@ def _state(_: str, __: str) -> dict[str, bytes]:
 
 def _export(_: str, __: str) -> dict[str, bytes]:
     from ala_encoder import export
-    from ala_encoder.tokenizer import Tokenizer
+    from ala_encoder.tokenizer import load
     from tests.launched import small
     from tests.test_export import card_of
 
@@ -216,7 +216,7 @@ def _export(_: str, __: str) -> dict[str, bytes]:
         folder = Path(scratch)
         for name, content in valid("json wordpiece"):
             (folder / name).write_bytes(content)
-        tokenizer, run = Tokenizer.load(folder), small.settings()
+        tokenizer, run = load(folder), small.settings()
         model = small.model(run, tokenizer.vocab_size)
         export.write(folder / "export", card_of(run, tokenizer), tokenizer, model.state_dict())
         return {path.name: path.read_bytes() for path in (folder / "export").iterdir()}

@@ -21,7 +21,7 @@ from ala_encoder.settings.experiment import PretrainRun
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.tokenizer import WordPieceSettings
 from ala_encoder.settings.train import split_batch
-from ala_encoder.tokenizer import Tokenizer, train
+from ala_encoder.tokenizer import Tokenizer, load, train
 from ala_encoder.tracking import EVENTS, NullLog, RunInfo, RunLog, null_log
 from ala_encoder.training import Goal, Loop, Outcome
 
@@ -73,7 +73,7 @@ def data(home: Path) -> tuple[Tokenizer, NDArray[np.uint16]]:
         wanted = WordPieceSettings(path=home / "tokenizer", vocab_size=300)
         train(wanted, text()).save(wanted.path)
     ranks.barrier()
-    tokenizer = Tokenizer.load(home / "tokenizer")
+    tokenizer = load(home / "tokenizer")
     tokens = np.array([t for row in tokenizer.encode_batch(text()) for t in row], dtype=np.uint16)
     return tokenizer, tokens
 

@@ -1,4 +1,4 @@
-"""Files of tokenizer folders, read with suspicion and written aside.
+"""Files of tokenizer folders, read with suspicion.
 
 For: what every kind shares. Not for: user text (`lines`), the layout of one kind.
 """
@@ -6,12 +6,13 @@ For: what every kind shares. Not for: user text (`lines`), the layout of one kin
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ala_encoder.errors import UserError
+from ala_encoder import files, lines
+from ala_encoder.errors import UserError, reason
+from ala_encoder.lines import SURROGATES, Reading
 from ala_encoder.tokenizer.base import Special
 
 MAX_FILE = 1 << 26
@@ -36,36 +37,39 @@ _Made = TypeVar("_Made")
 
 def read_bytes(path: Path) -> bytes:
     """Read a file; raises UserError when it cannot be read or is larger than `MAX_FILE`."""
+    _check_size(path)
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE:
-            raise UserError(f"{path}: {size:,} bytes, no vocabulary has more than {MAX_FILE:,}")
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file; raises UserError, naming the line, where it is none."""
-    raw = read_bytes(path)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: not UTF-8 text") from error
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raises UserError when the file holds anything else."""
+    """Read a JSON object, strictly; raises UserError when the file holds anything else."""
+    return files.read_json(path, MAX_FILE)
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read lines by the rule of `lines`, but mend nothing: each character of a piece counts.
+
+    Raises UserError, naming the line, for a byte-order mark at its start or a NUL, and as there.
+    """
+    _check_size(path)
+    reading, found = Reading(), []
+    for number, line in lines.read_lines(path, reading):
+        if reading.byte_order_marks or reading.nulls:
+            raise UserError(f"{path}:{number}: a byte-order mark or NUL, which no piece has")
+        found.append(line)
+    return found
+
+
+def _check_size(path: Path) -> None:
     try:
-        content = json.loads(read_text(path))
-    except UserError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a readable JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a {type(content).__name__}; a JSON object is needed")
-    return content
+        size = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from None
+    if size > MAX_FILE:
+        raise UserError(f"{path}: {size:,} bytes; no vocabulary has more than {MAX_FILE:,}")
 
 
 def ordered(path: Path, vocabulary: object, *, what: str) -> list[str]:
@@ -79,7 +83,7 @@ def ordered(path: Path, vocabulary: object, *, what: str) -> list[str]:
                 f"{path}: the ids of {what} are not 0 to {len(pieces) - 1}, each once:"
                 f" {piece!r} has {vocabulary[piece]}, where {number} comes next"
             )
-        if not piece or any("\ud800" <= letter <= "\udfff" for letter in piece):
+        if not piece or SURROGATES.search(piece):
             raise UserError(f"{path}: piece {piece!r} is empty or not UTF-8")
     return pieces
 
@@ -90,10 +94,7 @@ def special_of(folder: Path, ids: Mapping[str, int]) -> Special:
     `ids` are the tokens that may have a role. A folder that names no cls token means its bos token,
     one that names no sep token its eos token. Raises UserError for a named token that is not there.
     """
-    stated: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            stated.update(read_json(folder / name))
+    stated = _stated(folder)
     roles: dict[str, int | None] = {}
     for role, keys in _ROLES.items():
         named = [token for key in keys if (token := _token(stated.get(key))) is not None]
@@ -102,6 +103,25 @@ def special_of(folder: Path, ids: Mapping[str, int]) -> Special:
         usual = [token for token in _USUAL[role] if token in ids]
         roles[role] = ids[named[0]] if named else ids[usual[0]] if usual else None
     return Special(**roles)
+
+
+def declared(folder: Path) -> set[str]:
+    """Every token that special_tokens_map.json and tokenizer_config.json name."""
+    found: list[object] = []
+    for key, value in _stated(folder).items():
+        if key.endswith(("_token", "_tokens")):
+            found += value if isinstance(value, list) else [value]
+        elif key == "added_tokens_decoder" and isinstance(value, dict):
+            found += value.values()
+    return {token for entry in found if (token := _token(entry)) is not None}
+
+
+def _stated(folder: Path) -> dict[str, Any]:
+    stated: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            stated.update(read_json(folder / name))
+    return stated
 
 
 def _token(stated: object) -> str | None:
@@ -137,20 +157,13 @@ def as_json(content: object) -> bytes:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write files aside and rename them; raises UserError when the folder cannot be written."""
-    aside = {name: folder / f".{name}.tmp-{os.getpid()}" for name in contents}
+    """Write files into a folder; raises UserError when it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            aside[name].write_bytes(content)
-        for name in contents:
-            os.replace(aside[name], folder / name)
+            (folder / name).write_bytes(content)
     except OSError as error:
-        raise UserError(f"{folder}: cannot save the tokenizer here: {error}") from error
-    finally:
-        for path in aside.values():
-            if path.exists():
-                path.unlink()
+        raise UserError(f"{folder}: cannot save the tokenizer here: {reason(error)}") from None
 
 
 def guarded(place: str, call: Callable[[], _Made]) -> _Made:
@@ -160,4 +173,4 @@ def guarded(place: str, call: Callable[[], _Made]) -> _Made:
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # pyo3's PanicException is no Exception
-        raise UserError(f"{place}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{place}: {reason(error)}") from None

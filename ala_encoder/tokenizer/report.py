@@ -11,7 +11,7 @@ from ala_encoder.tokenizer.base import Tokenizer
 _AT_ONCE = 4096  # encodings of the library are large
 
 
-def report(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int | float]:
+def fit_report(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int | float]:
     """Say how a vocabulary of any kind fits texts.
 
     Words are what white space parts; each distinct one is encoded once, as inside a sentence.

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ala_encoder.errors import UserError
-from ala_encoder.tokenizer import SPECIAL_TOKENS, Normalisation, Tokenizer, WordPiece, report, train
+from ala_encoder.tokenizer import (
+    SPECIAL_TOKENS,
+    Normalisation,
+    Tokenizer,
+    WordPiece,
+    fit_report,
+    train,
+)
 from tests.strings import generated_text
 from tests.test_tokenizer_training import KINDS, TEXTS, settings
 
@@ -19,7 +26,7 @@ def test_b10_report_by_hand() -> None:
     pieces = [*SPECIAL_TOKENS, "a", "##b", "##c", "."]
     tokenizer = WordPiece(pieces, Normalisation())
     # words: ab a. z AB ab·51; pieces: 2 + 2 + 1 + 2 + 1
-    assert report(tokenizer, ["ab a. z", "AB " + "ab" * 51]) == {
+    assert fit_report(tokenizer, ["ab a. z", "AB " + "ab" * 51]) == {
         "words": 5,
         "pieces": 8,
         "pieces_per_word": pytest.approx(8 / 5),
@@ -30,9 +37,9 @@ def test_b10_report_by_hand() -> None:
         "vocab_size": 9,
         "vocabulary_use": pytest.approx(3 / 4),
     }
-    assert report(tokenizer, ["b" * 100, "한" * 40, "b," * 99])["over_long_words"] == 1
+    assert fit_report(tokenizer, ["b" * 100, "한" * 40, "b," * 99])["over_long_words"] == 1
     with pytest.raises(UserError, match="no words"):
-        report(tokenizer, ["", " "])
+        fit_report(tokenizer, ["", " "])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,7 +49,7 @@ def test_the_report_counts_the_pieces_that_sentences_have(
     """Without odd spaces, and with a space first, a text's ids are those of its words in turn."""
     texts = [" " + text if kind == "byte_bpe" else text for text in generated_text(7, 100)]
     rows = made[kind].encode_batch(texts)
-    counts = report(made[kind], texts)
+    counts = fit_report(made[kind], texts)
     assert counts["pieces"] == sum(map(len, rows))
     assert counts["words"] == sum(len(text.split()) for text in texts)
     assert counts["unknown_words"] == 0

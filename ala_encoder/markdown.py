@@ -1,0 +1,176 @@
+"""The report of a comparison as Markdown: a summary, then a section for each table.
+
+For: `compare`. Not for: what is averaged (`reporting`), or the plot (`plots`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from ala_encoder.errors import UserError, nearest
+from ala_encoder.reporting import OFFICIAL, Row, Table, start_matters
+
+Floors = Mapping[str, Mapping[str, float]]
+"""Data name → score → the value that a simple baseline reaches."""
+
+
+def render_markdown(
+    found: Sequence[Table],
+    plot: str | None,
+    floors: Floors | None = None,
+    floors_source: str | None = None,
+) -> str:
+    """Return the report: the summary, a section a table, then the plot when there is one.
+
+    Raises UserError for a floor of data or a score that the summary does not have.
+    """
+    lines = ["# Comparison", "", *_summary(found, floors or {}, floors_source)]
+    for item in found:
+        lines += _section(item)
+    if plot is not None:
+        lines += [f"![scores against encoder attention parameters]({plot})", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _summary(found: Sequence[Table], floors: Floors, source: str | None) -> list[str]:
+    """Return one table of all runs: a row for each row of `found` and each of its main scores."""
+    shown = [(item, name) for item in found for name in _main(item)]
+    _check_floors(floors, shown)
+    if not shown:
+        return []
+    starts = start_matters(row for item in found for row in item.rows)
+    words = ["task", "data", "variant", *(["start"] if starts else []), "metric"]
+    numbers = ["n", "median", "mean", "sd", *(["floor"] if floors else [])]
+    body = []
+    for item, name in shown:
+        digits = _digits(item, name)
+        floor = floors.get(item.data_name, {}).get(name)
+        for row in item.rows:
+            values = row.values(name)
+            if not values:
+                continue
+            start = [row.start] if starts else []
+            n = str(len(values)) + f" of {len(row.runs)}" * (len(values) < len(row.runs))
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            figures = [statistics.median(values), statistics.fmean(values), spread]
+            figures += [floor] if floors else []
+            cells = ["-" if value is None else f"{value:.{digits}f}" for value in figures]
+            body.append([item.task, item.data_name, row.variant, *start, name, n, *cells])
+    text = "Over n seeds; sd is the sample standard deviation (ddof 1)."
+    if floors:
+        text += f" Floor: {source or 'given by the settings'}."
+    return ["## Summary", "", text, "", *_pipes([*words, *numbers], body, len(words)), ""]
+
+
+def _main(item: Table) -> list[str]:
+    """Return the official scores of a table; of a language model its loss."""
+    official = [name for name in item.metrics if name in OFFICIAL]
+    return official or [name for name in item.metrics if name == "eval_loss"]
+
+
+def _check_floors(floors: Floors, shown: Sequence[tuple[Table, str]]) -> None:
+    known: dict[str, list[str]] = {}
+    for item, name in shown:
+        known.setdefault(item.data_name, []).append(name)
+    for data, values in floors.items():
+        if data not in known:
+            raise UserError(
+                f"floors.{data}: no finished run has this data; there are "
+                f"{', '.join(known) or 'none'}{nearest(data, known)}"
+            )
+        for name in values:
+            if name not in known[data]:
+                raise UserError(
+                    f"floors.{data}.{name}: no such score in the summary; there are "
+                    f"{', '.join(known[data])}{nearest(name, known[data])}"
+                )
+
+
+def _section(item: Table) -> list[str]:
+    lines = [f"## {item.task} on {item.data_name}", "", _caption(item), ""]
+    if item.rows:
+        lines += [*_grid(item), ""]
+    if item.left_out:
+        lines += ["Not averaged:", "", *(f"- {text}" for text in item.left_out), ""]
+    return lines
+
+
+def _caption(item: Table) -> str:
+    data = f"Data: {item.data_name}"
+    if "generated" in item.data_name.lower():
+        data += ", a generated data set: its scores do not compare with published ones"
+    text = f"{data}. Mean ± sample standard deviation (ddof 1) over n seeds; {_units(item)}."
+    runs = [run for row in item.rows for run in row.runs]
+    taken = []
+    for split in sorted({split for run in runs for split in run.counts}):
+        sizes = sorted({run.counts[split] for run in runs if split in run.counts})
+        size = " to ".join(f"{number:,}" for number in dict.fromkeys((sizes[0], sizes[-1])))
+        taken.append(f"{split} {size} {'targets' if item.task == 'mlm' else 'examples'}")
+    return f"{text} Scores taken over: {', '.join(taken)}." if taken else text
+
+
+def _units(item: Table) -> str:
+    names = {name.partition("_")[2] for name in item.metrics}
+    if names & {"pearson", "spearmanr"}:
+        return "losses are mean squared errors"
+    return "losses in nats" + ", perplexity per target piece" * ("perplexity" in names)
+
+
+def _grid(item: Table) -> list[str]:
+    starts = start_matters(item.rows)
+    head = [
+        "variant",
+        *(["start"] if starts else []),
+        "n",
+        "seeds",
+        "encoder attention",
+        "Q/K groups",
+        "total",
+        *item.metrics,
+    ]
+    digits = {name: _digits(item, name) for name in item.metrics}
+    body = []
+    for row in item.rows:
+        start = [row.start] if starts else []
+        sizes = [
+            f"{row.parameters[name]:,}" if name in row.parameters else "-"
+            for name in ("encoder_attention", "qk_groups", "total")
+        ]
+        seeds = ", ".join(str(run.seed) for run in row.runs)
+        cells = [_cell(row, name, digits[name]) for name in item.metrics]
+        body.append([row.variant, *start, str(len(row.runs)), seeds, *sizes, *cells])
+    return _pipes(head, body, 2 if starts else 1)
+
+
+def _pipes(head: Sequence[str], body: Sequence[Sequence[str]], texts: int) -> list[str]:
+    """Return the lines of a Markdown table, padded so that it reads as plain text too.
+
+    The first `texts` columns are words and stand left, those of numbers right.
+    """
+    widths = [max(3, *map(len, column)) for column in zip(head, *body, strict=True)]
+    rule = [":" + "-" * (w - 1) if i < texts else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    return [
+        "| "
+        + " | ".join(
+            cell.ljust(width) if number < texts else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        + " |"
+        for cells in (head, rule, *body)
+    ]
+
+
+def _digits(item: Table, metric: str) -> int:
+    largest = max(abs(value) for row in item.rows for value in row.values(metric))
+    return 4 if largest < 10 else 2 if largest < 1000 else 1
+
+
+def _cell(row: Row, metric: str, digits: int) -> str:
+    values = row.values(metric)
+    if not values:
+        return "-"
+    text = f"{statistics.fmean(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):.{digits}f}"
+    return text if len(values) == len(row.runs) else f"{text} (n={len(values)})"
