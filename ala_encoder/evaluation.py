@@ -82,8 +82,8 @@ def predict(
 ) -> tuple[list[int] | list[float], Loss]:
     """Return the prediction for every example in order, and the summed loss, on all ranks.
 
-    Predictions are class numbers, or where the labels are floating the outputs themselves; a label
-    of IGNORE or NaN has no part in the loss.
+    Predictions are class numbers (-1 for a row whose logits are not all finite), or where the
+    labels are floating the outputs themselves; a label of IGNORE or NaN has no part in the loss.
     """
     parts = ranks.gather(predict_part(forward, examples, batch_size))
     return merge(parts, len(examples))
@@ -98,7 +98,9 @@ def predict_part(forward: Forward, examples: Examples, batch_size: int) -> Part:
         total += float(loss)
         count += int(targets)
         real = logits[: len(ids)]
-        values = real[:, 0] if labels.is_floating_point() else real.argmax(-1)
+        # argmax alone would call a row of NaN class 0, and a run that diverged would get a score
+        classes = real.argmax(-1).where(real.isfinite().all(-1), -1)
+        values = real[:, 0] if labels.is_floating_point() else classes
         found.extend(zip(ids.tolist(), values.tolist(), strict=True))
     return Part(tuple(found), Loss(total, count))
 

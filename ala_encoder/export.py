@@ -21,12 +21,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ala_encoder import __version__, glue
-from ala_encoder.errors import UserError, nearest
+from ala_encoder.errors import UserError
 from ala_encoder.files import folder_aside, read_json, write_json, write_text
 from ala_encoder.models import Classifier, Encoder, MaskedLM
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.base import Section
 from ala_encoder.settings.corpus import CorpusSettings
+from ala_encoder.settings.experiment import find_export
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.model import EncoderModel
 from ala_encoder.settings.task import TaskSettings
@@ -113,20 +114,9 @@ def write(folder: Path, card: Card, tokenizer: Tokenizer, state: Mapping[str, Te
     shutil.rmtree(old, ignore_errors=True)
 
 
-def find(path: Path) -> Path:
-    """Return the export folder at `path` or inside the run folder `path`; else UserError."""
-    for folder in (path, path / "export"):
-        if (folder / "export.json").is_file():
-            return folder
-    near = nearest(path.name, [neighbour.name for neighbour in path.parent.glob("*")])
-    raise UserError(
-        f"{path}: no export there (export.json), run pretrain or finetune_glue first{near}"
-    )
-
-
 def read(path: Path) -> Export:
     """Read an export or the export of a run folder; raises UserError naming what is wrong."""
-    folder = find(path)
+    folder = find_export(path)
     try:
         card = check(read_json(folder / "export.json"), Card)
     except UserError as error:

@@ -255,7 +255,8 @@ def write_predictions(
     """Write the GLUE server's form: a header `index<TAB>prediction`, then one row an example.
 
     `ids` and `predictions` hold N each. A class number is spelled as in the task's files; a score
-    is brought into the task's range and has 3 decimals, as STS-B's (not a number stays `nan`).
+    is brought into the task's range and has 3 decimals, as STS-B's. `nan`: the model gave no finite
+    number, or for class -1 no finite logits.
     Written aside and renamed, so `path` is never half a file. Raises OSError when it cannot be.
     """
     assert len(ids) == len(predictions), (len(ids), len(predictions))
@@ -273,5 +274,7 @@ def _spelled(task: Task, prediction: float) -> str:
             prediction = min(max(prediction, low), high)
         return f"{prediction:.3f}"
     label = operator.index(prediction)  # type: ignore[arg-type]  # a class is no float
+    if label == -1:
+        return "nan"
     assert 0 <= label < len(task.labels), f"class {label} of {len(task.labels)}"
     return task.spellings[label]

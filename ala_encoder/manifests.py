@@ -27,13 +27,16 @@ class FileRecord(Section):
     path: str
     size: NonNegativeInt
     mtime_ns: int
+    ctime_ns: int | None = None
+    """Unlike mtime it cannot be set back; None: made before it was recorded."""
     sha256: str
 
     @classmethod
     def of(cls, file: Path) -> FileRecord:
         """Record a file; raises UserError when it cannot be read."""
-        size, mtime_ns = _status(file)
-        return cls(path=str(file), size=size, mtime_ns=mtime_ns, sha256=sha256_of(file))
+        size, mtime_ns, ctime_ns = _status(file)
+        digest = sha256_of(file)
+        return cls(path=str(file), size=size, mtime_ns=mtime_ns, ctime_ns=ctime_ns, sha256=digest)
 
 
 class DatasetRecord(Section):
@@ -150,9 +153,11 @@ def _difference(record: SplitRecord, source: TextSource, split: str) -> str | No
 
 
 def _has_changed(file: Path, record: FileRecord) -> bool:
-    """Compare size, then time, and the content only when the time differs."""
-    size, mtime_ns = _status(file)
-    return size != record.size or (mtime_ns != record.mtime_ns and sha256_of(file) != record.sha256)
+    """Compare size and times, and the content unless all of them are equal."""
+    found = _status(file)
+    if found == (record.size, record.mtime_ns, record.ctime_ns):
+        return False
+    return found[0] != record.size or sha256_of(file) != record.sha256
 
 
 def dataset_record(source: TextSource, split: str) -> DatasetRecord | None:
@@ -163,12 +168,12 @@ def dataset_record(source: TextSource, split: str) -> DatasetRecord | None:
     return DatasetRecord(name=source.describe(split), fingerprint=fingerprint)
 
 
-def _status(file: Path) -> tuple[int, int]:
+def _status(file: Path) -> tuple[int, int, int]:
     try:
         status = file.stat()
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {reason(error)}") from None
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def sha256_of(path: Path) -> str:

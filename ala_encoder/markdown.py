@@ -91,9 +91,22 @@ def _section(item: Table) -> list[str]:
     lines = [f"## {item.task} on {item.data_name}", "", _caption(item), ""]
     if item.rows:
         lines += [*_grid(item), ""]
+    if mixed := _mixed(item):
+        lines += [*mixed, ""]
     if item.left_out:
         lines += ["Not averaged:", "", *(f"- {text}" for text in item.left_out), ""]
     return lines
+
+
+def _mixed(item: Table) -> list[str]:
+    """Return a line for each row whose runs differ in more than their seeds."""
+    starts = start_matters(item.rows)
+    return [
+        f"- {row.variant}{f', {row.start}' if starts else ''}: averaged although "
+        + "; ".join(f"{name} differs: {', '.join(values)}" for name, values in found.items())
+        for row in item.rows
+        if (found := row.differing())
+    ]
 
 
 def _caption(item: Table) -> str:

@@ -120,15 +120,22 @@ def scores(
 
     `predictions` and `references` are class numbers, or for `pearson` and `spearmanr` numbers,
     shape (N,); references of None, or all -1, or all NaN, are an unlabelled split, on which every
-    metric is undefined. Values are finite. Raises UserError for an unknown name, and as the metrics
-    do.
+    metric is undefined; so is every class metric where a predicted class is -1, which stands for
+    logits that are not finite. Values are finite. Raises UserError for an unknown name, and as the
+    metrics do.
     """
     functions = {name: _function(name) for name in names}
     if references is None or _unlabelled(np.asarray(references)):
         reason = f"the split has no labels to compare {len(predictions)} predictions with"
         return dict.fromkeys(functions, Score(None, reason))
     found = {}
+    lost = int((np.asarray(predictions) == -1).sum())
     for name, function in functions.items():
+        if lost and name not in ("pearson", "spearmanr"):
+            _same_number(np.asarray(predictions), _classes("references", references))
+            reason = f"{lost} of {len(predictions)} rows have logits that are not finite"
+            found[name] = Score(None, reason)
+            continue
         try:
             value, note = function(predictions, references), None
         except Undefined as error:

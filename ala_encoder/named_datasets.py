@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ala_encoder.errors import UserError, nearest, reason
+from ala_encoder.errors import UserError, nearest, reason, shown
 from ala_encoder.lines import Reading
 from ala_encoder.tables import AT_ONCE, Record, arrow_rows, label_names, make_record
 
@@ -117,6 +117,8 @@ def _load(asked: NamedDataset) -> Any:
         raise UserError(f"{name}: config = {config!r} has no effect on what save_to_disk wrote")
     if revision is not None and folder.is_dir():
         raise UserError(f"{name}: revision = {revision!r} has no effect on a local folder")
+    if folder.is_dir() and not is_saved:
+        _refuse_raw(folder)
     away = None if folder.is_dir() else _why_away(name, revision)
     with _offline() if away else contextlib.nullcontext():
         try:
@@ -137,6 +139,22 @@ def _load(asked: NamedDataset) -> Any:
     if away:
         asked._say(f"{asked}: the hub was not reached ({away}), using the cached copy")
     return data
+
+
+_RAW = (".tsv", ".tsv.gz", ".txt", ".txt.gz")
+
+
+def _refuse_raw(folder: Path) -> None:
+    """Raise UserError for files that the library would read by another rule than ours.
+
+    It takes quotes in TSV for quoting, so that rows fuse, and ends a line at a lone CR.
+    """
+    raw = next((p.name for p in sorted(folder.rglob("*")) if p.name.lower().endswith(_RAW)), None)
+    if raw is not None:
+        raise UserError(
+            f"{folder}: {shown(raw)} is no file to read by `datasets`; name the folder as "
+            "data.path, or as data.source of kind `files`"
+        )
 
 
 @cache

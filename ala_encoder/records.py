@@ -14,7 +14,7 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
 from ala_encoder.errors import UserError, nearest
@@ -25,6 +25,12 @@ from ala_encoder.tracking.events import Points, events_from
 _SCORE = re.compile(r"(eval|test)_\w+")
 _COUNT = re.compile(r"((?:eval|test)\w*)_(?:targets|examples)")
 _FLAG = "_nonfinite"
+_SETTING = re.compile(r"(model|encoder|tokenizer|data|optim|train)\.(?!path$).+")
+_HARMLESS = re.compile(
+    r"train\.(micro_batch_size|gradient_accumulation_steps|eval_batch_size|save_every|log_every"
+    r"|keep_checkpoints|num_workers|from_scratch|stop_after)"
+)
+"""They change no weight but by rounding."""
 _WORDS = {"None": "", "True": "true", "False": "false"}
 
 
@@ -69,6 +75,8 @@ class RunSummary:
     """MLflow's id of the run."""
     started: int = 0
     """Time of the first event in ms; 0 where the source does not tell it."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings that decide a score, but for the seed; one that MLflow cut is not among them."""
 
 
 # ---- reading
@@ -210,6 +218,13 @@ def _summary(
         pretrained_run=tags.get("pretrained_run"),
         run_id=run_id,
         started=started,
+        settings={
+            name: value
+            for name, value in params.items()
+            if _SETTING.fullmatch(name)
+            and not _HARMLESS.fullmatch(name)
+            and not value.endswith(" (cut)")
+        },
     )
 
 
@@ -255,7 +270,7 @@ def tidy(records: Iterable[Record]) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(Record)])
+    writer.writerow([column.name for column in fields(Record)])
     for row in sorted(map(_texts, records)):
         writer.writerow(row[1])
     return text.getvalue()

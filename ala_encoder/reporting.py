@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ala_encoder.errors import UserError, nearest
+from ala_encoder.errors import UserError, cut, nearest
 from ala_encoder.glue import TASKS, prefix_of
 from ala_encoder.metrics import METRICS
 from ala_encoder.plots import Panel, Point, draw_loss
@@ -56,6 +56,16 @@ class Row:
     def values(self, metric: str) -> tuple[float, ...]:
         """Return a score's values by seed, of the runs that have it."""
         return tuple(run.scores[metric] for run in self.runs if metric in run.scores)
+
+    def differing(self) -> dict[str, list[str]]:
+        """Return the settings that all its runs state, but not alike, with their values."""
+        names = sorted(set.intersection(*(set(run.settings) for run in self.runs)))
+        found = {name: {run.settings[name] for run in self.runs} for name in names}
+        return {
+            name: sorted(cut(" ".join(value.split()), 40) for value in values)
+            for name, values in found.items()
+            if len(values) > 1
+        }
 
 
 @dataclass(frozen=True)

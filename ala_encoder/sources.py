@@ -81,9 +81,10 @@ def _named(source: NamedText, say: Callable[[str], None]) -> TextSource:
 
 def _files(source: TextFiles, name: str) -> TextSource:
     files = {split: _expand(getattr(source, split), f"data.source.{split}") for split in SPLITS}
-    both = set(files["train"]) & set(files["valid"])
-    if both:
-        raise UserError(f"data.source: {sorted(both)[0]} is in train and in valid")
+    trained = {_identity(path) for path in files["train"]}
+    both = next((path for path in files["valid"] if _identity(path) in trained), None)
+    if both is not None:
+        raise UserError(f"data.source: {both} is in train and in valid")
     has_tables = any(_is_table(path) for split in SPLITS for path in files[split])
     if source.column is not None and not has_tables:
         raise UserError(
@@ -94,12 +95,18 @@ def _files(source: TextFiles, name: str) -> TextSource:
     return TextSource(name, "user's files", files, column=column)
 
 
+def _identity(path: Path) -> tuple[int, int]:
+    """Return what two names of one file share, links of either kind included."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
 def _is_table(path: Path) -> bool:
     return path.name.lower().endswith(tables.ENDINGS)
 
 
 def _expand(patterns: Sequence[str], key: str) -> list[Path]:
-    found: set[Path] = set()
+    found: dict[tuple[int, int], Path] = {}
     for pattern in patterns:
         try:
             matches = _matches(pattern)
@@ -107,8 +114,9 @@ def _expand(patterns: Sequence[str], key: str) -> list[Path]:
             raise UserError(f"{key}: {shown(pattern, 200)}: {reason(error)}") from None
         if not matches:
             raise UserError(f"{key}: {shown(pattern, 200)} matches no file")
-        found.update(matches)
-    return sorted(found)
+        for match in matches:
+            found.setdefault(_identity(match), match)
+    return sorted(found.values())
 
 
 def _matches(pattern: str) -> list[Path]:
@@ -117,7 +125,8 @@ def _matches(pattern: str) -> list[Path]:
         return [path]
     if path.is_dir():
         endings = (*tables.ENDINGS, ".txt", ".gz")
-        matches = [inner for inner in path.rglob("*") if inner.name.lower().endswith(endings)]
+        inside = (p for p in path.rglob("*") if not p.name.startswith("."))
+        matches = [p for p in inside if p.name.lower().endswith(endings)]
     else:
         matches = [Path(name) for name in glob.glob(pattern, recursive=True)]
     return [match for match in matches if match.is_file()]

@@ -132,7 +132,7 @@ def _listing(task: Task, folder: Path) -> str:
 def _in_dataset(task: Task, data: TaskSettings, name: str, say: Callable[[str], None]) -> Splits:
     config = data.config
     if config is None and name in _GLUE_DATASETS and task.name in TASKS:
-        config = task.name
+        config = None if Path(name).is_dir() else task.name  # a local copy holds one task
     dataset = NamedDataset(name, config, data.revision, say=say)
     there, files = ", ".join(dataset.splits), data.files or {}
     sources = {}

@@ -6,16 +6,18 @@ Many:          deepspeed --num_gpus N --module pipelines.evaluate …
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ala_encoder.command import run
 from ala_encoder.errors import UserError, nearest, shown
-from ala_encoder.settings.experiment import EvaluateRun
+from ala_encoder.settings.experiment import EvaluateRun, find_export
+from ala_encoder.settings.task import TaskSettings
 
 if TYPE_CHECKING:
     from ala_encoder.evaluation import Forward
@@ -37,7 +39,10 @@ class _Data(NamedTuple):
 
 def main(settings: EvaluateRun, as_json: bool) -> None:
     """Read the export, score it on the splits, write the JSON of each and print the scores."""
+    find_export(settings.export)
+
     from ala_encoder import engine, evaluation, export, metrics, ranks
+    from ala_encoder.files import read_json
 
     exported = export.read(settings.export)
     is_classifier = exported.card.kind == "classifier"
@@ -56,13 +61,18 @@ def main(settings: EvaluateRun, as_json: bool) -> None:
     if as_json:
         alone = {"split": data.splits[0]} if len(data.splits) == 1 else {}
         about = {"run": name, **alone, "splits": data.splits, "data": data.name}
-        print(json.dumps({**about, "scores": metrics.finite(scores)}, allow_nan=False))
+        whys: dict[str, dict[str, str]] = {"undefined": {}, "notes": {}}
+        for split in data.splits:
+            written = read_json(data.folder / f"{split}.json")
+            for key, why in whys.items():
+                why |= written[key]
+        print(json.dumps({**about, "scores": metrics.finite(scores), **whys}, allow_nan=False))
         return
     print(f"{name} on {' '.join(data.splits)} of {data.name}:")
     for metric, value in scores.items():
         print(f"  {metric:<24} {_shown(metric, value)}")
-    written = (str(data.folder / f"{split}.json") for split in data.splits)
-    print(f"written to {', '.join(written)}")
+    paths = (str(data.folder / f"{split}.json") for split in data.splits)
+    print(f"written to {', '.join(paths)}")
 
 
 def _shown(name: str, value: float | None) -> str:
@@ -72,12 +82,22 @@ def _shown(name: str, value: float | None) -> str:
     return format(value, ".0f" if name.endswith(("_targets", "_examples")) else ".6g")
 
 
-def _folder(exported: Export, settings: EvaluateRun, other: str | None) -> Path:
-    """Return where scores go; those on data of another name never replace the run's own."""
-    name = "eval"
-    if other is not None:
-        name += "-" + re.sub(r"[^A-Za-z0-9._-]+", "-", other).strip("-.")
-    return settings.output or exported.folder.parent / name
+def _folder(
+    exported: Export, settings: EvaluateRun, name: str, data: dict[str, Any], own: dict[str, Any]
+) -> Path:
+    """Return where scores on `data`, called `name`, go: no other data's are replaced there."""
+    folder = "eval"
+    if data != own:
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+        digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode("utf-8")).hexdigest()
+        folder += f"-{slug}-{digest[:8]}"
+    return settings.output or exported.folder.parent / folder
+
+
+def _resolved(data: TaskSettings) -> dict[str, Any]:
+    """Return the settings with the one spelling of their path: a name is not all of a folder."""
+    path = None if data.path is None else str(data.path.resolve())
+    return {**data.model_dump(mode="json"), "path": path}
 
 
 def _text(exported: Export, settings: EvaluateRun) -> _Data:
@@ -96,7 +116,8 @@ def _text(exported: Export, settings: EvaluateRun) -> _Data:
         raise UserError(f"split = {shown(split)}: a {kind} is scored on {allowed}{hint}")
     prepared = settings.path or data.path
     manifest = manifests.read(prepared)
-    folder = _folder(exported, settings, None if prepared == data.path else manifest.name)
+    used, own = ({"path": str(path.resolve())} for path in (prepared, data.path))
+    folder = _folder(exported, settings, manifest.name, used, own)
     tokens = corpus.open_tokens(prepared, manifest, exported.tokenizer, verify=ranks.is_main())
     blocks = examples.validation_blocks(tokens[split], data, exported.tokenizer)
 
@@ -113,7 +134,6 @@ def _text(exported: Export, settings: EvaluateRun) -> _Data:
 def _labelled(exported: Export, settings: EvaluateRun) -> _Data:
     """Read the splits to score; raises UserError when the model's classes are not the task's."""
     from ala_encoder import export, finetuning, glue, ranks
-    from ala_encoder.settings.task import TaskSettings
     from ala_encoder.splits import locate
 
     own = exported.card.data
@@ -125,9 +145,10 @@ def _labelled(exported: Export, settings: EvaluateRun) -> _Data:
     splits = found.present("dev") or found.present("test") or task.splits_of("dev", "test")[:1]
     if settings.split is not None:
         splits = (settings.split,)
+    finetuning.check_unseen(own, data, found, splits)
     read = finetuning.read(found, data, exported.tokenizer, splits)
-    other = read.name if data.task == own.task else f"{read.name}-{data.task}"
-    folder = _folder(exported, settings, None if data == own else other)
+    name = read.name if data.task == own.task else f"{read.name}-{data.task}"
+    folder = _folder(exported, settings, name, _resolved(data), _resolved(own))
 
     def scores(forward: Forward, split: str) -> dict[str, float | None]:
         return read.scores(forward, split, settings.batch_size, folder)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ala_encoder import ranks
 from ala_encoder.command import run
 from ala_encoder.parameters import count
-from ala_encoder.settings.experiment import FinetuneRun, check_stack
+from ala_encoder.settings.experiment import FinetuneRun, check_stack, find_export
 from ala_encoder.settings.train import split_batch
 
 if TYPE_CHECKING:
@@ -24,12 +24,19 @@ if TYPE_CHECKING:
 def main(settings: FinetuneRun) -> None:
     """Train, keep the weights that are best on dev, score dev and test, write predictions."""
     split_batch(settings.train, ranks.world_size())  # a misfit is told before anything is read
+    if settings.init is not None:
+        find_export(settings.init)
 
-    from ala_encoder import finetuning, glue, runs, splits
+    from ala_encoder import glue, splits
+
+    task = glue.task_of(settings.data)
+    if settings.data.path is not None:
+        splits.locate(task, settings.data)
+
+    from ala_encoder import finetuning, runs  # torch, once the paths are known to be there
     from ala_encoder.training import Goal
 
     start = finetuning.start_from(settings)
-    task = glue.task_of(settings.data)
     found = splits.locate(task, settings.data, ranks.say)
     data = finetuning.read(found, settings.data, start.tokenizer)
     card = _card(settings, start, data)

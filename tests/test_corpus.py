@@ -260,6 +260,30 @@ def test_b18_another_size_is_refused_even_at_the_same_time(tmp_path: Path, folde
     assert "train.txt has changed since" in line
 
 
+def test_b18_text_edited_behind_its_old_time_is_refused(tmp_path: Path, folder: Path) -> None:
+    found = source(tmp_path, "a b\n")
+    prepare(folder, found, tokenizer(), say=silent)
+    file = found.files["train"][0]
+    before = file.stat()
+    while file.stat().st_ctime_ns == before.st_ctime_ns:
+        file.write_text("a c\n")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    line = refusal(prepare, folder, found, tokenizer(), say=silent)
+    assert "train.txt has changed since" in line
+
+
+def test_b18_a_manifest_without_change_times_is_compared_by_content(
+    tmp_path: Path, folder: Path
+) -> None:
+    found = source(tmp_path, "a b\n")
+    manifest = prepare(folder, found, tokenizer(), say=silent).model_dump(mode="json")
+    for split in ("train", "valid"):
+        for record in manifest[split]["files"]:
+            del record["ctime_ns"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    prepare(folder, found, tokenizer(), say=silent)
+
+
 @pytest.mark.parametrize(
     "other", [tokenizer("zz"), tokenizer(lower=False)], ids=["pieces", "normalisation"]
 )

@@ -225,6 +225,15 @@ def test_r21_a_regression_s_predictions_are_its_outputs_and_the_loss_is_their_sq
             assert loss.total == pytest.approx(sum((x - y) ** 2 for x, y in pairs), rel=1e-12)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_whose_logits_are_not_finite_has_no_class(bad: float) -> None:
+    points = Points(5)
+    expected, _ = one_by_one(points)
+    points.vectors[3, 2] = bad
+    predicted, _ = predict(forward, points, 2)
+    assert predicted == [*expected[:3], -1, expected[4]]
+
+
 def _rank(rank: int, world: int, store: str, answers: Any) -> None:
     import os
 

@@ -22,7 +22,7 @@ from ala_encoder.errors import RunStopped, UserError
 from ala_encoder.export import Card
 from ala_encoder.files import read_json, write_json
 from ala_encoder.models import Classifier, MaskedLM
-from ala_encoder.settings.experiment import PretrainRun
+from ala_encoder.settings.experiment import PretrainRun, find_export
 from ala_encoder.settings.task import TaskSettings
 from ala_encoder.settings.tokenizer import WordPieceSettings
 from ala_encoder.settings.train import split_batch
@@ -205,12 +205,12 @@ def test_the_card_says_what_it_is_and_how_to_read_it(folder: Path) -> None:
 
 
 def test_a_run_folder_stands_for_its_export(folder: Path) -> None:
-    assert export.find(folder) == export.find(folder.parent) == folder
+    assert find_export(folder) == find_export(folder.parent) == folder
 
 
 def test_a_folder_without_export_is_told_with_the_nearest(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no export there.*did you mean 'run'\?"):
-        export.find(folder.parent.parent / "runn")
+        find_export(folder.parent.parent / "runn")
 
 
 # ---- what does not fit

@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ala_encoder import finetuning, glue
+from ala_encoder import export, finetuning, glue
 from ala_encoder.engine import Engine
 from ala_encoder.errors import UserError
 from ala_encoder.evaluation import plain
 from ala_encoder.finetuning import TaskData
 from ala_encoder.glue import TASKS
 from ala_encoder.models import Classifier
+from ala_encoder.settings.experiment import FinetuneRun
 from ala_encoder.settings.task import TaskSettings
 from ala_encoder.settings.train import split_batch
 from ala_encoder.splits import locate
@@ -31,14 +32,16 @@ HEADER = "index\tsentence1\tsentence2\t"
 NLI = ("entailment", "neutral", "contradiction")
 
 
-def rows(header: str, labels: list[str], texts: list[str] | None = None) -> str:
+def rows(
+    header: str, labels: list[str], texts: list[str] | None = None, second: str = "a town"
+) -> str:
     texts = texts or ["the river"] * len(labels)
-    lines = [f"{n}\t{text}\ta town\t{label}" for n, (text, label) in
+    lines = [f"{n}\t{text}\t{second}\t{label}" for n, (text, label) in
              enumerate(zip(texts, labels, strict=True))]  # fmt: skip
     return "\n".join([HEADER + header, *lines]) + "\n"
 
 
-def read(folder: Path, home: Path, name: str, files: Mapping[str, str], **more: Any) -> TaskData:
+def read(folder: Path, home: Path, name: str, files: Mapping[str, str], /, **more: Any) -> TaskData:
     """Write a task's files and read those splits."""
     for split, text in files.items():
         (folder / f"{split}.tsv").write_text(text)
@@ -161,8 +164,8 @@ def test_a12_a_dev_set_of_one_example_is_scored_as_far_as_it_goes(
 def test_all_splits_that_are_there_are_read_and_the_first_dev_split_must_be(
     tmp_path: Path, home: Path
 ) -> None:
-    text = rows("gold_label", ["neutral", "entailment"])
     for split in ("train", "dev_matched", "test_mismatched"):
+        text = rows("gold_label", ["neutral", "entailment"], second=split)
         (tmp_path / f"{split}.tsv").write_text(text)
     tokenizer, _ = small.data(home)
     settings = TaskSettings(task="mnli", path=tmp_path, max_train_examples=1)
@@ -175,7 +178,7 @@ def test_all_splits_that_are_there_are_read_and_the_first_dev_split_must_be(
 
 
 def test_rows_that_are_trained_on_and_scored_are_refused(tmp_path: Path, home: Path) -> None:
-    (tmp_path / "dev.tsv").write_text(rows("label", ["entailment"] * 4))
+    (tmp_path / "dev.tsv").write_text(rows("label", ["entailment"] * 4, ["a", "b", "c", "d"]))
     tokenizer, _ = small.data(home)
     for files, good in (({"train": "dev.tsv"}, False),
                         ({"train": "dev.tsv[:2]", "dev": "dev.tsv[2:]"}, True)):  # fmt: skip
@@ -188,11 +191,112 @@ def test_rows_that_are_trained_on_and_scored_are_refused(tmp_path: Path, home: P
             finetuning.read(locate(TASKS["rte"], settings), settings, tokenizer)
 
 
+def test_rows_whose_texts_are_trained_on_are_counted_and_a_split_of_them_refused(
+    tmp_path: Path, home: Path
+) -> None:
+    def two(train: list[str], dev: list[str], second: str = "a town") -> TaskData:
+        labels = ["entailment"] * 3
+        files = {"train": rows("label", labels, train), "dev": rows("label", labels, dev, second)}
+        return read(tmp_path, home, "rte", files)
+
+    assert two(["a", "b", "c"], ["c", "x", "a"]).notes == ["dev: 2 of 3 rows also occur in train"]
+    assert two(["a", "b", "c"], ["c", "x", "a"], second="another").notes == []
+    with pytest.raises(UserError, match=r"split dev: the texts of all 3 rows of .* occur in train"):
+        two(["a", "b", "c"], ["c", "a", "a"])
+
+
+def test_rows_of_an_earlier_training_are_refused_to_be_scored(tmp_path: Path, home: Path) -> None:
+    text = rows("label", ["entailment"] * 6, list("abcdef"))
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.tsv").write_text(text)
+    task = TASKS["rte"]
+
+    def check(own: TaskSettings, split: str = "dev", **files: str) -> None:
+        data = TaskSettings(task="rte", path=tmp_path / ".", files=files or None)
+        finetuning.check_unseen(own, data, locate(task, data), (split,))
+
+    own = TaskSettings(task="rte", path=tmp_path, files={"train": "dev.tsv[:4]"})
+    wanted = r"rows \[0:4\] of .*dev.tsv; give it others, as in files=\{dev: 'dev.tsv\[4:\]'\}"
+    for files in ({}, {"dev": "dev.tsv[3:]"}):
+        with pytest.raises(UserError, match=wanted):
+            check(own, **files)
+    check(own, dev="dev.tsv[4:]")
+    check(own, split="train", train="dev.tsv")
+    check(own, split="test")
+    some = own.model_copy(update={"max_train_examples": 2})
+    check(some, dev="dev.tsv[2:]")
+    with pytest.raises(UserError, match=r"trained on rows \[0:2\]"):
+        check(some, dev="dev.tsv[1:]")
+    check(own.model_copy(update={"path": tmp_path / "gone"}))
+
+
+def test_a_slice_past_the_end_of_its_file_is_noted(tmp_path: Path, home: Path) -> None:
+    text = rows("label", ["entailment", "x", "entailment"])
+    files = {"dev": "dev.tsv[1:99]"}
+    data = read(tmp_path, home, "rte", {"dev": text}, files=files, on_bad_row="skip")
+    assert f"{tmp_path / 'dev.tsv'}: has 3 rows, so [1:99] gives 2" in data.notes
+    whole = read(tmp_path, home, "rte", {"dev": text}, files={"dev": "dev.tsv[2:3]"})
+    assert whole.notes == []
+
+
+def test_the_first_rows_of_train_are_part_of_the_data_s_name(tmp_path: Path, home: Path) -> None:
+    files = {"train": rows("label", ["entailment"] * 3)}
+    assert read(tmp_path, home, "rte", files).name == tmp_path.name
+    some = read(tmp_path, home, "rte", files, max_train_examples=2)
+    assert some.name == f"{tmp_path.name} (first 2 of train)"
+
+
+def test_the_digest_of_a_run_changes_with_every_split(tmp_path: Path, home: Path) -> None:
+    files = {
+        split: rows("label", ["entailment"], second=split) for split in ("train", "dev", "test")
+    }
+    found = {read(tmp_path, home, "rte", files).digest}
+    for split in files:
+        changed = {**files, split: files[split].replace("entailment", "not_entailment")}
+        found.add(read(tmp_path, home, "rte", changed).digest)
+    assert len(found) == 4
+    assert read(tmp_path, home, "rte", files).digest in found
+
+
+def test_a_row_without_finite_logits_leaves_no_score_and_is_spelled_nan(
+    tmp_path: Path, home: Path
+) -> None:
+    data = read(tmp_path, home, "rte", {"dev": rows("label", ["entailment"] * 2)})
+    scores = data.scores(always(math.nan, 0.0), "dev", 2, tmp_path / "eval")
+    assert scores == {"eval_accuracy": None, "eval_loss": None, "eval_examples": 2.0}
+    reasons = saved(tmp_path / "eval", "dev")["undefined"]
+    assert reasons["eval_accuracy"] == "2 of 2 rows have logits that are not finite"
+    lines = (tmp_path / "eval" / "RTE-dev.tsv").read_text().splitlines()
+    assert lines == ["index\tprediction", "0\tnan", "1\tnan"]
+
+
 def test_cut_inputs_and_skipped_rows_are_noted(tmp_path: Path, home: Path) -> None:
     text = rows("label", ["entailment", "x"], ["the river " * 20, "a"])
     data = read(tmp_path, home, "rte", {"dev": text}, on_bad_row="skip")
     assert any("1 bad rows were skipped" in note for note in data.notes)
     assert "dev: 1 inputs cut to 16 tokens" in data.notes
+
+
+def test_positions_that_the_pretraining_never_saw_are_noted(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, (tokenizer, _) = small.settings(), small.data(home)
+    longest = run.model.max_length
+    state = small.model(run, tokenizer.vocab_size).state_dict()
+    assert run.data.length <= longest
+    card = export.Card(
+        kind="masked_lm", variant="small", seed=1, run_name="x", vocab_size=tokenizer.vocab_size,
+        model=run.model, encoder=run.encoder, data_name="x", parameters={"total": 1,
+        "encoder_attention": 1, "qk_groups": 6},
+        data=run.data.model_copy(update={"length": longest - 1}),
+    )  # fmt: skip
+    export.write(tmp_path / "export", card, tokenizer, state)
+    for length, told in ((longest - 1, False), (longest, True)):
+        task = TaskSettings(task="rte", path=tmp_path, length=length)
+        finetuning.start_from(FinetuneRun(init=tmp_path, data=task, train=run.train))
+        captured = capsys.readouterr()
+        note = f"pretrained on {longest - 1} tokens, positions from {longest - 1} on are untrained"
+        assert (note in captured.out + captured.err) == told
 
 
 # ---- training ------------------------------------------------------------------------------------
@@ -210,7 +314,8 @@ def test_a_task_trains_and_the_steering_scores_choose_the_weights(
     text = rows("score" if name == "stsb" else "gold_label", labels, texts)
     task = TASKS[name]
     steering = task.splits_of("dev")[0]
-    data = read(tmp_path, home, name, {"train": text, steering: text})
+    held_out = text.replace("a town", "a city")
+    data = read(tmp_path, home, name, {"train": text, steering: held_out})
     run = small.settings(train={"steps": 6, "eval_every": 2})
     torch.manual_seed(run.seed)
     tokenizer, _ = small.data(home)

@@ -118,8 +118,12 @@ def test_scores_have_three_decimals_and_stay_in_their_range(tmp_path: Path) -> N
     assert found == ["2.000", "3.142", "0.000", "5.000", "5.000", "nan"]
 
 
+def test_a_row_without_finite_logits_is_spelled_nan(tmp_path: Path) -> None:
+    assert written(tmp_path, SST2, [1, -1]) == ["1", "nan"]
+
+
 def test_a_class_that_the_task_has_not_is_never_written(tmp_path: Path) -> None:
-    for wrong in (2, -1):
+    for wrong in (2, -2):
         with pytest.raises(AssertionError):
             write_predictions(tmp_path / "out.tsv", SST2, [0], [wrong])
     assert list(tmp_path.iterdir()) == []

@@ -155,8 +155,18 @@ def test_d05_only_class_numbers_enter_a_metric(label: object, side: str) -> None
     for name in OF_CLASSES:
         with pytest.raises(UserError, match=rf"{side} hold .* allowed are 0, 1"):
             METRICS[name](*pair)
-    with pytest.raises(UserError):
-        scores(["accuracy"], *pair)
+    if (label, side) != (-1, "predictions"):  # the mark of logits that are not finite
+        with pytest.raises(UserError):
+            scores(["accuracy"], *pair)
+
+
+def test_a_prediction_without_finite_logits_leaves_every_class_metric_undefined() -> None:
+    lost = Score(None, "2 of 3 rows have logits that are not finite")
+    assert scores(OF_CLASSES, [-1, 1, -1], [0, 1, 1]) == dict.fromkeys(OF_CLASSES, lost)
+    for references in ([0, 1, -1], [0, 1]):
+        with pytest.raises(UserError):
+            scores(["accuracy"], [-1, 1, -1], references)
+    assert scores(["pearson"], [-1, 1, 0], [-1, 1, 0])["pearson"].value == pytest.approx(1.0)
 
 
 # ---- what has no value ---------------------------------------------------------------------------
@@ -447,7 +457,7 @@ def test_evaluate_metrics_work_offline_and_write_nothing(
         # batch by batch, arrays, and again after an error: the same
         with pytest.raises(ValueError, match=r"predictions \(1\) and references \(2\)"):
             metric.compute(predictions=[1], references=[1, 0])
-        for label in (1.7, -1) if name in OF_CLASSES else ():
+        for label in (1.7, -2) if name in OF_CLASSES else ():
             with pytest.raises(UserError, match=f"predictions hold {label}"):
                 metric.compute(predictions=[label], references=[1])
         metric.add_batch(predictions=np.array(predictions[:2]), references=np.array(references[:2]))

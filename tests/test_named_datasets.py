@@ -201,3 +201,14 @@ def test_i05_no_code_of_a_data_set_ever_runs(cached: Path, saved: Path, tmp_path
     assert not target.exists()
     pickle.loads(bomb)
     assert target.exists()
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "deep/a.txt", "b.TXT.gz"])
+def test_a01_a_folder_that_the_library_would_read_by_another_rule_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    """It takes quotes in TSV for quoting: of 3,000 rows of RTE's test set 2,985 came back."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("a\tb\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"is no file to read by `datasets`; name the folder as"):
+        _ = NamedDataset(str(tmp_path)).splits

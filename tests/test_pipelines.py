@@ -24,6 +24,7 @@ from ala_encoder.models import Classifier
 from ala_encoder.settings.experiment import (
     Architecture,
     CompareRun,
+    EvaluateRun,
     FinetuneRun,
     PretrainRun,
 )
@@ -31,6 +32,7 @@ from ala_encoder.settings.loader import dump, load
 from ala_encoder.settings.task import TaskSettings
 from pipelines.__main__ import main as ala
 from pipelines.__main__ import names
+from pipelines.evaluate import _folder, _resolved
 from tests.launched import small
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -340,6 +342,29 @@ def test_finetuning_needs_a_task_and_its_rows_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [("init=GONE", "no export there (export.json)"), ("data.path=GONE", "no folder to read sst2")],
+)
+def test_a_path_that_is_not_there_is_told_before_torch_is_loaded(
+    word: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "export.json").touch()
+    words = [str(SST2), f"init={tmp_path}", "data.path=.", word.replace("GONE", f"{tmp_path}/gone")]
+    code = f"""
+import sys
+from ala_encoder.command import run
+from pipelines import finetune_glue
+sys.argv[1:] = {words!r}
+code = run(finetune_glue.main, finetune_glue.FinetuneRun, "")
+assert code == 2 and "torch" not in sys.modules, code
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert told in done.stderr
+
+
 @pytest.fixture(scope="session")
 def nli(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the run folder of an untrained classifier of mnli, with the task's files beside it."""
@@ -405,10 +430,27 @@ def test_a05_every_dev_split_is_scored_apart_and_the_diagnostic_set_by_its_task(
     assert not list(nli.glob("eval-*"))
     ax = evaluated(nli, "task=ax")
     assert ax["scores"] == {"test_matthews_correlation": None, "test_examples": 2.0}
-    other = nli / f"eval-{nli.parent.name}-ax"
+    assert list(ax["undefined"]) == ["test_matthews_correlation"] and ax["notes"] == {}
+    (other,) = nli.glob(f"eval-{nli.parent.name}-ax-????????")
     rows = (other / "AX.tsv").read_text().splitlines()
     assert [row.split("\t")[0] for row in rows] == ["index", "0", "1"]
     assert all(row.split("\t")[1] in TASKS["mnli"].labels for row in rows[1:])
+
+
+def test_other_data_has_a_folder_of_its_own_whatever_its_name(nli: Path, tmp_path: Path) -> None:
+    settings = EvaluateRun(export=nli)
+    exported = export.read(nli)
+    own = _resolved(TaskSettings(task="mnli", path=nli.parent))
+    same = _resolved(TaskSettings(task="mnli", path=nli / ".."))
+    assert _folder(exported, settings, "x", same, own) == nli / "eval"
+    others = [
+        TaskSettings(task="mnli", path=tmp_path / place, files={"dev_matched": rows})
+        for place in ("a/x", "b/x")
+        for rows in ("dev.tsv[:4000]", "dev.tsv[4000:]")
+    ]
+    made = {_folder(exported, settings, "x", _resolved(data), own) for data in others}
+    assert len(made) == 4
+    assert all(re.fullmatch("eval-x-[0-9a-f]{8}", folder.name) for folder in made)
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,21 @@ def test_a_seed_run_again_counts_once_and_the_newest_counts(tmp_path: Path) -> N
         assert found.left_out == ("a.before-1: variant a, seed 1 again; the newest counts",)
 
 
+def test_a_row_over_other_settings_than_the_seed_says_so(tmp_path: Path) -> None:
+    same = {"train.steps": 10, "optim.betas": [0.9, 0.98]}
+    for seed, rate in enumerate((1e-4, 3e-3), 1):
+        free = {"output": f"runs{seed}", "data.path": f"d{seed}", "engine.zero_stage": seed}
+        free |= {"train.log_every": seed, "tracking.uri": f"u{seed}", "name": f"n{seed}"}
+        logged(tmp_path / f"full{seed}", "full", seed, **same, **free, **{"optim.lr": rate})
+        logged(tmp_path / f"even{seed}", "even", seed, **same, **free)
+    logged(tmp_path / "even3", "even", 3, **{"train.steps": 10, "optim.lr": 5})
+    logged(tmp_path / "cut1", "cut", 1, **{"data.columns": "a (cut)"})
+    logged(tmp_path / "cut2", "cut", 2, **{"data.columns": "b"})
+    text = render_markdown(tables(summaries(tmp_path)), None)
+    lines = [line for line in text.splitlines() if "although" in line]
+    assert lines == ["- full: averaged although optim.lr differs: 0.0001, 0.003"]
+
+
 def test_other_sizes_data_and_starts_are_never_averaged_together(tmp_path: Path) -> None:
     logged(tmp_path / "a1", "a", 1, size=1000)
     logged(tmp_path / "a2", "a", 2, size=2000)

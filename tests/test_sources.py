@@ -166,3 +166,34 @@ def test_rows_in_both_splits_are_refused(valid: str, tmp_path: Path) -> None:
 def test_a_split_that_is_not_there_is_told_before_any_work(tmp_path: Path) -> None:
     line = refusal(find_source, named(tmp_path, valid="trian"))
     assert "no split 'trian' (did you mean 'train'?); allowed are train" in line
+
+
+@pytest.mark.parametrize("kind", ["dots", "symlink", "hardlink"])
+def test_one_file_under_two_names_is_noticed(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "valid").mkdir()
+    text, other = tmp_path / "train" / "a.txt", tmp_path / "valid" / "b.txt"
+    text.write_text("words\n", encoding="utf-8")
+    if kind == "dots":
+        other = tmp_path / "valid" / ".." / "train" / "a.txt"
+    elif kind == "symlink":
+        other.symlink_to(text)
+    else:
+        other.hardlink_to(text)
+    source = {"kind": "files", "train": [str(text), str(other)], "valid": [str(other)]}
+    settings = check({"path": "tokens", "source": source}, CorpusSettings)
+    with pytest.raises(UserError, match="is in train and in valid"):
+        find_source(settings)
+    own = tmp_path / "valid" / "own.txt"
+    own.write_text("other\n", encoding="utf-8")
+    source["valid"] = [str(own)]
+    found = find_source(check({"path": "tokens", "source": source}, CorpusSettings))
+    assert found.files["train"] == [text]
+
+
+def test_hidden_files_of_a_folder_are_no_text(tmp_path: Path) -> None:
+    for name in ("a.txt", ".a.txt"):
+        (tmp_path / name).write_text("words\n", encoding="utf-8")
+    source = {"kind": "files", "train": [str(tmp_path)], "valid": [str(tmp_path / ".a.txt")]}
+    found = find_source(check({"path": "tokens", "source": source}, CorpusSettings))
+    assert found.files["train"] == [tmp_path / "a.txt"]

@@ -261,6 +261,16 @@ def test_splits_of_a_data_set_are_named_and_cut_as_files_are(saved: Path) -> Non
         locate(TASKS["rte"], settings(dataset=str(saved), files={"dev": "valid"}))
 
 
+def test_labels_that_yaml_reads_as_whole_numbers_are_their_texts() -> None:
+    columns = {**COLUMNS, "labels": [0, 1, "two"]}
+    read = check({"task": "x", "path": "p", "columns": columns}, TaskSettings)
+    assert read.columns is not None and read.columns.labels == ("0", "1", "two")
+    for label in (True, 1.0, None):
+        with pytest.raises(UserError, match="labels"):
+            columns = {**COLUMNS, "labels": [label, "a"]}
+            check({"task": "x", "path": "p", "columns": columns}, TaskSettings)
+
+
 # ---- evaluation of other data --------------------------------------------------------------------
 
 

@@ -28,7 +28,14 @@ from ala_encoder.tokenizer import (
     train,
 )
 from ala_encoder.tokenizer.files import MAX_FILE
-from tests.strings import SENTENCES, generated_text, saved_bytes, small_gpt2, written
+from tests.strings import (
+    SENTENCES,
+    generated_text,
+    saved_bytes,
+    small_gpt2,
+    small_sentence_piece,
+    written,
+)
 from tests.test_tokenizer_kinds import unigram_folder
 
 
@@ -272,14 +279,112 @@ def test_files_of_two_kinds_are_told(copy: Callable[..., Path], whole: dict[str,
     assert "another.model and sentencepiece.model; one is allowed" in refusal(folder)
 
 
-def test_a_tokenizer_json_of_another_kind_decides_alone(
-    copy: Callable[..., Path], whole: dict[str, Path]
+def test_a_unigram_tokenizer_json_agrees_with_the_model_beside_it(
+    copy: Callable[..., Path], whole: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = copy("pretrained")
     shutil.copy(whole["spm"] / "sentencepiece.model", folder)
-    assert isinstance(load(folder), Pretrained)
+    said = refusal(folder)
+    assert "two tokenizers in one folder: sentencepiece.model has the piece" in said
+    assert isinstance(load(t5_folder(tmp_path / "t5")), Pretrained)
+
+
+def t5_folder(folder: Path) -> Path:
+    """Write spiece.model and the tokenizer.json of its pieces and more, as T5 has them."""
+    from sentencepiece import SentencePieceProcessor
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+
+    (small_sentence_piece(folder) / "small.model").rename(folder / "spiece.model")
+    model = SentencePieceProcessor()
+    model.LoadFromFile(str(folder / "spiece.model"))
+    pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.vocab_size())]
+    backend = Backend(models.Unigram([*pieces, ("<extra_id_0>", 0.0)], unk_id=0))
+    backend.add_special_tokens(["<unk>", "<s>", "</s>", "<extra_id_0>"])
+    backend.save(str(folder / "tokenizer.json"))
+    tokens = {"eos_token": "</s>", "unk_token": "<unk>"}
+    written(folder / "tokenizer_config.json", json.dumps({**tokens, "extra_ids": 1}))
+    written(folder / "special_tokens_map.json", json.dumps(tokens))
+    return folder
+
+
+def test_a_tokenizer_json_with_dropout_is_told(copy: Callable[..., Path]) -> None:
+    folder = copy("pretrained")
     edited(folder / "tokenizer.json", lambda v: number(v["model"], "dropout", 0.1))
     assert "dropout, which makes ids random" in refusal(folder)
+
+
+@pytest.mark.parametrize("piece", ["Hello", "Привет", "##É"])
+def test_cased_pieces_need_a_word_on_lower_casing(piece: str, copy: Callable[..., Path]) -> None:
+    folder = copy("wordpiece", "tokenizer.json")
+    vocabulary, config = folder / "vocab.txt", folder / "tokenizer_config.json"
+    written(vocabulary, vocabulary.read_text("utf-8") + f"[unused-X]\n{piece}\n")
+    load(folder)
+    edited(config, lambda v: v.update(do_lower_case=False, strip_accents=False))
+    assert load(folder).special_ids
+    config.unlink()
+    said = refusal(folder)
+    assert "the pieces are cased, such as" in said and "state do_lower_case" in said
+    written(vocabulary, vocabulary.read_text("utf-8").replace(f"{piece}\n", ""))
+    load(folder)
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("role", ["pad", "cls", "sep", "mask", "unk"])
+def test_two_files_that_disagree_on_a_special_token_are_told(
+    kind: str, role: str, copy: Callable[..., Path]
+) -> None:
+    folder, key = copy(kind), f"{role}_token"
+    written(folder / "tokenizer_config.json", json.dumps({key: {"content": "<one>"}}))
+    written(folder / "special_tokens_map.json", json.dumps({key: "<two>"}))
+    assert f"{key} is '<two>' in special_tokens_map.json, '<one>' in" in refusal(folder)
+
+
+def test_null_in_one_file_leaves_the_word_to_the_other(copy: Callable[..., Path]) -> None:
+    folder = copy("byte_bpe")
+    expected = load(folder).special
+    edited(folder / "tokenizer_config.json", lambda v: number(v, "mask_token", None))
+    assert load(folder).special == expected
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_wordpiece_with_another_token_for_a_role_is_told(
+    alone: bool, copy: Callable[..., Path]
+) -> None:
+    folder = copy("wordpiece", *(["tokenizer.json"] if alone else []), "special_tokens_map.json")
+    edited(folder / "tokenizer_config.json", lambda v: number(v, "cls_token", "<s>"))
+    assert "names '<s>' as cls token; this kind has only [CLS]" in refusal(folder)
+
+
+def test_settings_that_a_kind_does_not_have_are_told(copy: Callable[..., Path]) -> None:
+    for kind, key in [("byte_bpe", "add_prefix_space"), ("spm", "do_lower_case")]:
+        folder = copy(kind)
+        written(folder / "tokenizer_config.json", json.dumps({key: False}))
+        load(folder)
+        written(folder / "tokenizer_config.json", json.dumps({key: True}))
+        said = refusal(folder)
+        assert key in said and "not supported" in said
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_added_tokens_must_be_in_the_vocabulary(kind: str, copy: Callable[..., Path]) -> None:
+    folder = copy(kind)
+    known = load(folder)
+    unknown = known.unk_id or 0
+    name = {"wordpiece": "[UNK]", "byte_bpe": "!", "spm": "[UNK]", "pretrained": "<unk>"}[kind]
+    if kind == "byte_bpe":
+        unknown = known.encode("!")[0]
+    added = folder / "added_tokens.json"
+    written(added, json.dumps({name: unknown}))
+    load(folder)
+    for wrong in (
+        {"<new>": known.vocab_size},
+        {"<new>": unknown},
+        {name: unknown + 1},
+        {name: "1"},
+    ):
+        written(added, json.dumps(wrong))
+        assert "added_tokens.json: the vocabulary has no token" in refusal(folder)
 
 
 def test_a_file_too_large_for_a_vocabulary_is_not_read(copy: Callable[..., Path]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from ala_encoder.errors import UserError
+from ala_encoder.errors import UserError, nearest
 from ala_encoder.heads import HeadTable
 from ala_encoder.settings.attention import AttentionSettings, check_attention, head_table
 from ala_encoder.settings.base import NonNegativeInt, Section
@@ -37,6 +37,17 @@ def check_stack(model: ModelSettings, attention: AttentionSettings, max_length: 
     except UserError as error:
         raise UserError(f"encoder: {error}") from None
     return table
+
+
+def find_export(path: Path) -> Path:
+    """Return the export folder at `path` or inside the run folder `path`; else UserError."""
+    for folder in (path, path / "export"):
+        if (folder / "export.json").is_file():
+            return folder
+    near = nearest(path.name, [neighbour.name for neighbour in path.parent.glob("*")])
+    raise UserError(
+        f"{path}: no export there (export.json), run pretrain or finetune_glue first{near}"
+    )
 
 
 class Architecture(Section):
@@ -197,8 +208,8 @@ class EvaluateRun(RowSource):
     """Other data than the export was made with: a prepared corpus, or a folder of tables."""
     batch_size: Annotated[int, Field(ge=1)] = 64
     output: Path | None = None
-    """Folder of SPLIT.json and predictions; none: eval/ beside the export, or eval-DATA/ for other
-    data, so that a run's own scores stay."""
+    """Folder of SPLIT.json and predictions; none: eval/ beside the export, or for other data
+    eval-DATA-XXXXXXXX/ with a digest of the data's settings, so that no scores replace others."""
 
     def task_data(self, own: TaskSettings) -> TaskSettings:
         """Return a classifier's own data settings with what is given here in their place.
@@ -209,6 +220,7 @@ class EvaluateRun(RowSource):
         data = own.model_dump(mode="json")
         if self.task is not None and self.task != own.task:
             data |= {"task": self.task, "columns": None, "files": None, "config": None}
+            data["max_train_examples"] = 0
         if self.path is not None or self.dataset is not None:
             keep = {"task", "columns", "length", "on_bad_row"}
             data = {key: value for key, value in data.items() if key in keep}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ala_encoder.errors import UserError, nearest
 from ala_encoder.settings.base import BadRowPolicy, NonNegativeInt, Section
@@ -77,6 +77,14 @@ class TaskColumns(Section):
     """The classes in order, spelled as in the table; none: the label is a number (regression)."""
     metrics: tuple[str, ...] = ()
     """The first chooses the best weights; none: accuracy, or pearson and spearmanr."""
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _spelled(cls, value: Any) -> Any:
+        """Take [0, 1], which YAML reads as numbers, for the texts they are in a table."""
+        if not isinstance(value, (list, tuple)):
+            return value
+        return tuple(str(label) if type(label) is int else label for label in value)
 
     @model_validator(mode="after")
     def _possible(self) -> TaskColumns:

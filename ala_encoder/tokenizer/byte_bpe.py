@@ -18,6 +18,7 @@ from ala_encoder.errors import UserError, shown
 from ala_encoder.lines import SURROGATES
 from ala_encoder.tokenizer.base import Special, Tokenizer
 from ala_encoder.tokenizer.files import (
+    check_added,
     declared,
     guarded,
     missing_tokens,
@@ -25,6 +26,7 @@ from ala_encoder.tokenizer.files import (
     read_json,
     read_lines,
     special_of,
+    stated,
     token_files,
     write_folder,
 )
@@ -77,8 +79,11 @@ class ByteBPE(Tokenizer):
         Roles come from special_tokens_map.json and tokenizer_config.json, else from the usual
         names; in GPT-2's own vocabulary <|endoftext|> is cls and sep, pad and mask are missing.
 
-        Raises UserError, naming file and line, when one is malformed or they contradict.
+        Raises UserError, naming file and line, when one is malformed or they contradict;
+        for add_prefix_space, which would change the ids.
         """
+        if stated(folder).get("add_prefix_space"):
+            raise UserError(f"{folder}: add_prefix_space = true is not supported; allowed is false")
         full, vocabulary, merge_file = (
             folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt")
         )
@@ -98,6 +103,7 @@ class ByteBPE(Tokenizer):
             pieces = ordered(vocabulary, read_json(vocabulary), what="the vocabulary")
             merges, known = _read_merges(merge_file), set()
         _check(folder, pieces, merges)
+        check_added(folder, {piece: index for index, piece in enumerate(pieces)}.get)
         for piece in _special_tokens(pieces, merges).keys() - known - declared(folder):
             if not _LOOKS_SPECIAL.fullmatch(piece):
                 where = full if full.is_file() else merge_file

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ala_encoder import files, lines
-from ala_encoder.errors import UserError, reason
+from ala_encoder.errors import UserError, reason, shown
 from ala_encoder.lines import SURROGATES, Reading
 from ala_encoder.tokenizer.base import Special
 
@@ -94,10 +94,10 @@ def special_of(folder: Path, ids: Mapping[str, int]) -> Special:
     `ids` are the tokens that may have a role. A folder that names no cls token means its bos token,
     one that names no sep token its eos token. Raises UserError for a named token that is not there.
     """
-    stated = _stated(folder)
+    named_by = stated(folder)
     roles: dict[str, int | None] = {}
     for role, keys in _ROLES.items():
-        named = [token for key in keys if (token := _token(stated.get(key))) is not None]
+        named = [token for key in keys if (token := _token(named_by.get(key))) is not None]
         if named and named[0] not in ids:
             raise UserError(f"{folder}: names {named[0]!r} as {role} token, which is no such token")
         usual = [token for token in _USUAL[role] if token in ids]
@@ -108,7 +108,7 @@ def special_of(folder: Path, ids: Mapping[str, int]) -> Special:
 def declared(folder: Path) -> set[str]:
     """Every token that special_tokens_map.json and tokenizer_config.json name."""
     found: list[object] = []
-    for key, value in _stated(folder).items():
+    for key, value in stated(folder).items():
         if key.endswith(("_token", "_tokens")):
             found += value if isinstance(value, list) else [value]
         elif key == "added_tokens_decoder" and isinstance(value, dict):
@@ -116,16 +116,50 @@ def declared(folder: Path) -> set[str]:
     return {token for entry in found if (token := _token(entry)) is not None}
 
 
-def _stated(folder: Path) -> dict[str, Any]:
-    stated: dict[str, Any] = {}
+def stated(folder: Path) -> dict[str, Any]:
+    """What special_tokens_map.json and tokenizer_config.json say, null left out.
+
+    Raises UserError when they name different tokens for one role.
+    """
+    said: dict[str, Any] = {}
+    role_keys = {key for keys in _ROLES.values() for key in keys}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            stated.update(read_json(folder / name))
-    return stated
+        content = read_json(folder / name) if (folder / name).is_file() else {}
+        for key in role_keys & content.keys() & said.keys():
+            first, second = _token(said[key]), _token(content[key])
+            if first and second and first != second:
+                raise UserError(
+                    f"{folder}: {key} is {shown(first)} in special_tokens_map.json,"
+                    f" {shown(second)} in tokenizer_config.json; they must agree"
+                )
+        said.update({key: value for key, value in content.items() if value is not None})
+    return said
 
 
-def _token(stated: object) -> str | None:
-    content = stated.get("content") if isinstance(stated, dict) else stated
+def refuse_other_roles(folder: Path, tokens: Mapping[str, str]) -> None:
+    """Raise UserError when the folder names another token than `tokens` (role → token)."""
+    said = stated(folder)
+    for role, token in tokens.items():
+        given = _token(said.get(f"{role}_token"))
+        if given not in (None, token):
+            raise UserError(
+                f"{folder}: names {shown(given)} as {role} token; this kind has only {token}"
+            )
+
+
+def check_added(folder: Path, id_of: Callable[[str], int | None]) -> None:
+    """Raise UserError when added_tokens.json lists a token that is not in the vocabulary."""
+    path = folder / "added_tokens.json"
+    for token, index in (read_json(path) if path.is_file() else {}).items():
+        if type(index) is not int or id_of(token) != index:
+            raise UserError(
+                f"{path}: the vocabulary has no token {shown(token)} of id {shown(index)};"
+                " a tokenizer.json that holds the added tokens is needed"
+            )
+
+
+def _token(given: object) -> str | None:
+    content = given.get("content") if isinstance(given, dict) else given
     return content if isinstance(content, str) and content else None
 
 

@@ -35,7 +35,13 @@ _FILES: dict[str, _Kind] = {
     "merges.txt": ByteBPE,
     "*.model": SentencePiece,
 }
-_WANTED = [*_FILES, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+_WANTED = [
+    *_FILES,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+]
 
 
 def open_folder(settings: TokenizerSettings, say: Callable[[str], None] = print) -> Tokenizer:
@@ -117,7 +123,7 @@ def load(folder: Path) -> Tokenizer:
 
     tokenizer.json tells the kind by its model; without one, vocab.txt is WordPiece, vocab.json
     with merges.txt byte-level BPE, *.model SentencePiece. A tokenizer.json of another kind is read
-    by the tokenizers library, whatever lies beside it.
+    by the tokenizers library; a *.model beside one of Unigram must hold no other pieces.
 
     Raises UserError, naming the path, when the files are missing, malformed, of two kinds, or
     contradict each other.

@@ -9,16 +9,19 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from ala_encoder.errors import UserError
+from ala_encoder.errors import UserError, shown
 from ala_encoder.tokenizer.base import Special, Tokenizer
 from ala_encoder.tokenizer.files import (
+    check_added,
     guarded,
     missing_tokens,
+    read_bytes,
     read_json,
     special_of,
     token_files,
     write_folder,
 )
+from ala_encoder.tokenizer.sentence_piece import SentencePiece
 
 if TYPE_CHECKING:
     import tokenizers
@@ -48,8 +51,8 @@ class Pretrained(Tokenizer):
     def read(cls, folder: Path) -> Pretrained:
         """Read tokenizer.json; roles are told as for byte-level BPE, by its special added tokens.
 
-        Truncation and padding are not taken over. Raises UserError when it is malformed, or when
-        BPE dropout would make ids random.
+        Truncation and padding are not taken over. Raises UserError when it is malformed, when BPE
+        dropout would make ids random, or when a unigram model lies beside an unrelated *.model.
         """
         path = folder / "tokenizer.json"
         content = read_json(path)
@@ -61,6 +64,9 @@ class Pretrained(Tokenizer):
             raise UserError(f"{path}: a piece of more than {_MAX_PIECE:,} characters")
         text = json.dumps(content)
         backend = _backend(text, str(path))
+        check_added(folder, backend.token_to_id)
+        if model.get("type") == "Unigram":
+            _refuse_unrelated(folder, backend)
         special = special_of(folder, _special_tokens(backend))
         unknown = special.unk
         if unknown is None and isinstance(model.get("unk_token"), str):
@@ -117,6 +123,17 @@ class Pretrained(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         text: str = self._backend.decode(ids, skip_special_tokens=False)
         return text
+
+
+def _refuse_unrelated(folder: Path, backend: tokenizers.Tokenizer) -> None:
+    # Ids need not agree: XLM-R's and CamemBERT's tokenizer.json move those of their *.model.
+    for path in sorted(folder.glob("*.model")):
+        for piece in SentencePiece(read_bytes(path), str(path)).pieces():
+            if backend.token_to_id(piece) is None:
+                raise UserError(
+                    f"{folder}: two tokenizers in one folder: {path.name} has the piece"
+                    f" {shown(piece)}, tokenizer.json has not"
+                )
 
 
 def _is_too_long(entry: object) -> bool:

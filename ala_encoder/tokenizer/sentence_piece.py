@@ -14,7 +14,14 @@ from typing import Any, ClassVar, final
 
 from ala_encoder.errors import UserError
 from ala_encoder.tokenizer.base import Special, Tokenizer
-from ala_encoder.tokenizer.files import guarded, missing_tokens, read_bytes, write_folder
+from ala_encoder.tokenizer.files import (
+    check_added,
+    guarded,
+    missing_tokens,
+    read_bytes,
+    stated,
+    write_folder,
+)
 
 FILE = "sentencepiece.model"
 
@@ -63,16 +70,24 @@ class SentencePiece(Tokenizer):
 
     @classmethod
     def read(cls, folder: Path) -> SentencePiece:
-        """Read the one *.model file; raises UserError, naming it, when it is malformed.
+        """Read the one *.model file.
 
         cls is [CLS], <cls> or the model's bos; sep is [SEP], <sep> or its eos; mask is [MASK] or
         <mask>; each only where it is a control piece, which text cannot spell.
+        Raises UserError, naming the path, when it is malformed or files beside it contradict it.
         """
         found = sorted(folder.glob("*.model"))
         if len(found) != 1:
             names = " and ".join(path.name for path in found) or "no *.model file"
             raise UserError(f"{folder}: {names}; one is allowed")
-        return cls(read_bytes(found[0]), str(found[0]))
+        if stated(folder).get("do_lower_case"):
+            raise UserError(
+                f"{folder}: tokenizer_config.json says do_lower_case = true, which is not"
+                " supported; a SentencePiece model itself says how text is normalised"
+            )
+        made = cls(read_bytes(found[0]), str(found[0]))
+        check_added(folder, made._id_of)
+        return made
 
     def save(self, folder: Path) -> None:
         """Write sentencepiece.model; raises UserError when the folder cannot be written."""
@@ -93,6 +108,15 @@ class SentencePiece(Tokenizer):
     def vocab_size(self) -> int:
         size: int = self._processor.vocab_size()
         return size
+
+    def pieces(self) -> list[str]:
+        """Every piece that stands for text or bytes, in id order."""
+        hidden, name = self.special_ids, self._processor.id_to_piece
+        return [name(index) for index in range(self.vocab_size) if index not in hidden]
+
+    def _id_of(self, piece: str) -> int | None:
+        index: int = self._processor.piece_to_id(piece)
+        return index if self._processor.id_to_piece(index) == piece else None
 
     def _content(self) -> list[Any]:
         return [hashlib.sha256(self.model).hexdigest()]

@@ -13,9 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
-from ala_encoder.errors import UserError, nearest
+from ala_encoder.errors import UserError, nearest, shown
 from ala_encoder.tokenizer.base import Special, Tokenizer
-from ala_encoder.tokenizer.files import ordered, read_json, read_lines, token_files, write_folder
+from ala_encoder.tokenizer.files import (
+    check_added,
+    ordered,
+    read_json,
+    read_lines,
+    refuse_other_roles,
+    token_files,
+    write_folder,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,6 +33,8 @@ MAX_WORD_LENGTH = 100
 CONTINUATION = "##"
 
 _LINE_END = re.compile("[\r\n]")
+_MARKED = re.compile(r"\[.+\]|<.+>")
+_NAMES = {token[1:-1].lower(): token for token in SPECIAL_TOKENS}
 
 
 class Normalisation(NamedTuple):
@@ -72,12 +82,13 @@ class WordPiece(Tokenizer):
     def read(cls, folder: Path) -> WordPiece:
         """Read tokenizer.json (preferred) or a BERT vocab.txt.
 
-        Beside vocab.txt, tokenizer_config.json may say `do_lower_case` (default true),
-        `strip_accents` (default: as do_lower_case) and `tokenize_chinese_chars` (default true).
+        Beside vocab.txt, tokenizer_config.json may say `do_lower_case` (default true, but needed
+        where pieces have capitals), `strip_accents` (default: as do_lower_case) and
+        `tokenize_chinese_chars` (default true).
         Truncation and padding stored in a tokenizer.json are not taken over.
 
         Raises UserError, naming the path, when a file is malformed, files contradict each other,
-        or a special token is missing.
+        a special token is missing, or a role has another one.
         """
         full, plain = folder / "tokenizer.json", folder / "vocab.txt"
         config = _read_config(folder / "tokenizer_config.json")
@@ -93,9 +104,13 @@ class WordPiece(Tokenizer):
                 raise UserError(f"{folder}: vocab.txt and tokenizer.json hold different pieces")
         else:
             pieces = _read_vocab_txt(plain)
+            if "do_lower_case" not in config:
+                _refuse_cased(plain, pieces)
             lower = config.get("do_lower_case", True)
             normalisation = Normalisation(**{"strip_accents": lower, **config})
-        held = set(pieces)
+        held = {piece: index for index, piece in enumerate(pieces)}
+        refuse_other_roles(folder, _NAMES)
+        check_added(folder, held.get)
         for token in SPECIAL_TOKENS:
             if token not in held:
                 hint = nearest(token, (p for p in pieces if len(p) > 2 and p[0] in "[<"))
@@ -110,13 +125,12 @@ class WordPiece(Tokenizer):
 
         Raises UserError when the folder cannot be written.
         """
-        names = {token[1:-1].lower(): token for token in SPECIAL_TOKENS}
         config = {"tokenizer_class": "BertTokenizer", **self.normalisation._asdict()}
         contents = {
             "vocab.txt": "".join(f"{piece}\n" for piece in self.pieces).encode("utf-8"),
             "tokenizer.json": (self._backend.to_str(pretty=True) + "\n").encode("utf-8"),
         }
-        write_folder(folder, {**contents, **token_files(names, **config)})
+        write_folder(folder, {**contents, **token_files(_NAMES, **config)})
 
     def completed(self) -> tuple[WordPiece, list[str]]:
         return self, []
@@ -192,6 +206,15 @@ def _read_config(path: Path) -> dict[str, bool]:
         if not isinstance(value, bool):
             raise UserError(f"{path}: {key} is {value!r}; it must be true or false")
     return stated
+
+
+def _refuse_cased(path: Path, pieces: Sequence[str]) -> None:
+    for piece in pieces:
+        if piece != piece.lower() and not _MARKED.fullmatch(piece):
+            raise UserError(
+                f"{path}: the pieces are cased, such as {shown(piece)}; state do_lower_case,"
+                " true or false, in tokenizer_config.json beside it"
+            )
 
 
 def _read_vocab_txt(path: Path) -> list[str]:
