@@ -373,7 +373,7 @@ def test_mlflow_has_curves_artifacts_and_the_data(work: Work) -> None:
             assert named == {"generated-text"}
             assert contexts == {"training", "evaluation"}
         else:
-            assert named == {"generated-sentiment"}
+            assert named == {"generated-sentiment (first 60 of train)"}
             assert contexts == {"training", "evaluation", "test"}
 
 
@@ -405,7 +405,7 @@ def test_evaluate_gives_again_what_the_run_said(work: Work) -> None:
     classifier = json.loads(work.out["classifier"].splitlines()[-1])
     said = read_json(work.folder / "runs" / TUNED / "export" / "export.json")["scores"]
     assert classifier["scores"]["test_accuracy"] == said["test_accuracy"]
-    assert classifier["data"] == "generated-sentiment"
+    assert classifier["data"] == "generated-sentiment (first 60 of train)"
 
 
 def test_compare_reads_the_same_from_folders_and_from_mlflow(work: Work) -> None:
