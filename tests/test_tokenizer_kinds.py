@@ -149,6 +149,18 @@ def test_b13_an_unknown_letter_gains_spaces_once(made: dict[str, Tokenizer]) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_b15_a_literal_mark_of_subwords_survives(kind: str, made: dict[str, Tokenizer]) -> None:
+    """No kind writes its cuts as `@@` (or takes a user's `##` or `▁` for its own): text stays."""
+    tokenizer = made[kind]
+    for text in ("ab@@ cd", "ab@@", "@@", "mail@@home ## the ##mat"):
+        ids = tokenizer.encode(text)
+        if tokenizer.unk_id not in ids:
+            again = tokenizer.decode(ids)
+            assert again.replace(" ", "") == text.replace(" ", "")
+            assert tokenizer.encode(again) == ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_batches_pickles_and_folders_give_the_same_ids(
     kind: str, made: dict[str, Tokenizer], tmp_path: Path
 ) -> None:
