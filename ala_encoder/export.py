@@ -20,14 +20,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ala_encoder import __version__, glue
+from ala_encoder import __version__, banks, glue
 from ala_encoder.errors import UserError
 from ala_encoder.files import folder_aside, read_json, write_json, write_text
 from ala_encoder.models import Classifier, Encoder, MaskedLM
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.base import Section
 from ala_encoder.settings.corpus import CorpusSettings
-from ala_encoder.settings.experiment import find_export
+from ala_encoder.settings.experiment import check_stack, find_export
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.model import EncoderModel
 from ala_encoder.settings.task import TaskSettings
@@ -72,18 +72,27 @@ class Export:
 
         The card is not trusted: it may ask for more memory or layers than there are weights.
         """
-        path, layers = self.folder / WEIGHTS, self.card.model.num_layers
-        if layers > len(self.state):
-            raise UserError(f"{path}: {len(self.state)} tensors, the card says {layers} layers")
+        path = self.folder / WEIGHTS
         try:
+            state = self._fitted()
             with torch.device("meta"):  # shapes alone
-                _check_fit(self._model(), self.state, path)
+                _check_fit(self._model(), state, path)
         except RuntimeError as error:  # more elements than 64 bits count
             raise UserError(f"{path}: no weights of the card's sizes: {error}") from None
         model = self._model()
-        model.load_state_dict(self.state)
+        model.load_state_dict(state)
         model.eval()
         return model
+
+    def _fitted(self) -> dict[str, Tensor]:
+        """Return the weights that the card's model has a place for."""
+        path, model = self.folder / WEIGHTS, self.card.model
+        if model.num_layers > len(self.state):
+            raise UserError(
+                f"{path}: {len(self.state)} tensors, the card says {model.num_layers} layers"
+            )
+        table = check_stack(model, self.card.encoder, model.max_length)
+        return banks.fitted(self.state, table, model.dim, "encoder.stack.bank.", str(path))
 
     def _model(self) -> MaskedLM | Classifier:
         card = self.card
@@ -95,7 +104,8 @@ class Export:
     def load_encoder(self, encoder: Encoder) -> None:
         """Copy the encoder's weights into a model that has the same encoder."""
         prefix = "encoder."
-        state = {k[len(prefix) :]: v for k, v in self.state.items() if k.startswith(prefix)}
+        given = self._fitted()
+        state = {k[len(prefix) :]: v for k, v in given.items() if k.startswith(prefix)}
         _check_fit(encoder, state, self.folder / WEIGHTS)
         encoder.load_state_dict(state)
 

@@ -55,6 +55,12 @@ class Head:
         """
         return _PREDICATES[self.kind](offset, self.k)
 
+    def offsets(self) -> range:
+        """Return every offset j − i that a local head may see."""
+        assert self.is_local
+        low = {"prev": -self.k, "next": self.k, "identity": 0, "band": -self.k}[self.kind]
+        return range(low, (self.k if self.kind == "band" else low) + 1)
+
     def __str__(self) -> str:
         return f"{self.kind}{self.k or ''}" + (f"#{self.group}" if self.group else "")
 
@@ -89,15 +95,18 @@ class HeadTable:
     """Rows are layers, cells are heads.
 
     Heads with the same `#group` share one (W_q, W_k), within a layer and across layers; a head
-    without a group has its own.
+    without a group has its own, and a head that `has_scores` denies has none.
     """
 
     rows: tuple[tuple[Head, ...], ...]
+    is_pre_softmax: bool = False
+    """Whether the masks hide keys before the softmax, not multiply the weights after it."""
 
     @classmethod
-    def parse(cls, rows: Sequence[Sequence[str]]) -> HeadTable:
+    def parse(cls, rows: Sequence[Sequence[str]], *, is_pre_softmax: bool = False) -> HeadTable:
         """Build a table; raises UserError for a bad cell, no cells or rows of unequal length."""
-        table = cls(tuple(tuple(parse_head(cell) for cell in row) for row in rows))
+        cells = tuple(tuple(parse_head(cell) for cell in row) for row in rows)
+        table = cls(cells, is_pre_softmax)
         widths = sorted({len(row) for row in table.rows})
         if widths in ([], [0]):
             raise UserError("no heads: a table has one row for a layer, one cell for a head")
@@ -117,13 +126,19 @@ class HeadTable:
     def is_full(self) -> bool:
         return not any(head.is_local for row in self.rows for head in row)
 
+    def has_scores(self, head: Head) -> bool:
+        """Tell whether a head needs Q and K: one key, hidden from all others, has weight 1."""
+        return not (self.is_pre_softmax and head.is_single_key)
+
     @cached_property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Integer table [num_layers][num_heads]: the Q/K group of every head, numbered from 0."""
+    def groups(self) -> tuple[tuple[int | None, ...], ...]:
+        """Table [num_layers][num_heads]: the Q/K group of every head, from 0; None: no Q and K."""
         numbers: dict[object, int] = {}
         return tuple(
             tuple(
                 numbers.setdefault(head.group or (layer, column), len(numbers))
+                if self.has_scores(head)
+                else None
                 for column, head in enumerate(row)
             )
             for layer, row in enumerate(self.rows)
@@ -132,7 +147,7 @@ class HeadTable:
     @property
     def num_groups(self) -> int:
         """How many distinct (W_q, W_k) pairs the table has."""
-        return 1 + max(max(row) for row in self.groups)
+        return len({group for row in self.groups for group in row} - {None})
 
     @cached_property
     def blocks(self) -> tuple[GroupBlock, ...]:
@@ -151,11 +166,20 @@ class HeadTable:
         """Numbers of the blocks that `layer` projects with, in the order their outputs are laid."""
         return tuple(i for i, block in enumerate(self.blocks) if layer in block.layers)
 
-    def columns_of(self, layer: int) -> tuple[int, ...]:
+    def columns_of(self, layer: int) -> tuple[int | None, ...]:
         """For every head of `layer`, its place among the concatenated outputs of `blocks_of`."""
         members = list(self._members.values())
         laid = [group for block in self.blocks_of(layer) for group in members[block]]
-        return tuple(laid.index(group) for group in self.groups[layer])
+        return tuple(None if group is None else laid.index(group) for group in self.groups[layer])
+
+    def places_of(self, layer: int) -> tuple[tuple[int, int] | None, ...]:
+        """For every head of `layer`, its block and the place of its group in that block."""
+        laid = [
+            (block, index)
+            for block in self.blocks_of(layer)
+            for index in range(self.blocks[block].num_groups)
+        ]
+        return tuple(None if column is None else laid[column] for column in self.columns_of(layer))
 
     def __str__(self) -> str:
         """Short text for tables: rows that repeat are counted."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ala_encoder.banks import say_dropped
 from ala_encoder.errors import UserError
 from ala_encoder.files import read_json
 from ala_encoder.heads import HeadTable
@@ -113,7 +114,7 @@ def bert_config(model: EncoderModel, vocab_size: int, attention_dropout: float =
     """Return the BertConfig of the same architecture; raises UserError for a pre-norm model."""
     from transformers import BertConfig
 
-    _check_post_norm(model)
+    _check_plain(model)
     theirs = {their_name: getattr(model, name) for name, their_name in _CONFIG.items()}
     return BertConfig(
         vocab_size=vocab_size,
@@ -137,7 +138,7 @@ def to_bert(
     Raises UserError for what BERT cannot express (pre-norm, local masks, biases of the scores) and
     for missing, left-over or misshapen parameters.
     """
-    _check_post_norm(model)
+    _check_plain(model)
     table = check_stack(model, attention, model.max_length)
     if not table.is_full:
         local = next(cell for row in table.rows for cell in row if cell.is_local)
@@ -147,18 +148,18 @@ def to_bert(
         raise UserError(f"export to BERT: it has no biases of the scores, the model has {kind}")
     entries = _entries(model, table, _FORMS[head], state)
     lacking = {e.theirs for e in entries if e.is_attention_bias and not model.attention_bias}
-    wanted = {piece.name for e in entries if e.theirs not in lacking for piece in e.pieces}
+    wanted = {piece.name for e in entries if e.theirs not in lacking for piece in e.kept}
     _check_names("export to BERT", set(state), wanted)
     like = state["encoder.vocabulary.weight"]
     bert: State = {}
     for entry in entries:
         pieces = [
             state[piece.name].detach().tensor_split(piece.of)[piece.index]
-            for piece in entry.pieces
+            for piece in entry.kept
             if entry.theirs not in lacking
         ]
         tensor = torch.cat(pieces) if pieces else like.new_zeros(entry.shape)
-        _check_shape("export to BERT", entry.pieces[0].name, tensor, entry.shape)
+        _check_shape("export to BERT", entry.kept[0].name, tensor, entry.shape)
         is_prefixed = head != "encoder" and entry.theirs.startswith(_PREFIXED)
         bert[_PREFIX * is_prefixed + entry.theirs] = tensor
     return bert
@@ -227,8 +228,13 @@ class _Entry:
 
     theirs: str
     shape: tuple[int, ...]
-    pieces: tuple[_Piece, ...]
+    pieces: tuple[_Piece | None, ...]
+    """None: rows of theirs that ours has no place for."""
     is_attention_bias: bool
+
+    @property
+    def kept(self) -> list[_Piece]:
+        return [piece for piece in self.pieces if piece is not None]
 
 
 def _entries(
@@ -245,7 +251,7 @@ def _entries(
         for layer in range(model.num_layers if "{n}" in row.theirs else 1):
             for suffix, shape in tensors.items():
                 name = row.ours + suffix
-                pieces = [_Piece(name.format(n=layer))]
+                pieces: list[_Piece | None] = [_Piece(name.format(n=layer))]
                 if row.kind == "bank":
                     pieces = _bank_pieces(name, table, layer)
                 is_attention_bias = row.kind in ("attention", "bank") and suffix == ".bias"
@@ -260,20 +266,20 @@ def _rows(state: Mapping[str, Tensor], row: Row, suffix: str) -> int:
     return next((len(state[name]) for name in names if name in state and state[name].dim()), 0)
 
 
-def _bank_pieces(name: str, table: HeadTable, layer: int) -> list[_Piece]:
-    """Find the rows of every head of `layer` in the bank."""
-    laid = [
-        _Piece(name.format(n=block), index, table.blocks[block].num_groups)
-        for block in table.blocks_of(layer)
-        for index in range(table.blocks[block].num_groups)
+def _bank_pieces(name: str, table: HeadTable, layer: int) -> list[_Piece | None]:
+    """Find the rows of every head of `layer` in the bank; None: the head has no Q and K."""
+    return [
+        None
+        if place is None
+        else _Piece(name.format(n=place[0]), place[1], table.blocks[place[0]].num_groups)
+        for place in table.places_of(layer)
     ]
-    return [laid[column] for column in table.columns_of(layer)]
 
 
 def _import(
     state: State, model: EncoderModel, attention: AttentionSettings, parts: Iterable[str]
 ) -> State:
-    _check_post_norm(model)
+    _check_plain(model)
     table = check_stack(model, attention, model.max_length)
     entries = _entries(model, table, parts, state)
     given = {name for name in state if not _IGNORED.fullmatch(name)}
@@ -284,6 +290,7 @@ def _import(
     _check_names("import of BERT", given, {entry.theirs for entry in entries})
     _check_tied(state)
     found: dict[_Piece, tuple[str, Tensor]] = {}
+    dropped: list[Tensor] = []
     for entry in entries:
         tensor = state[entry.theirs]
         _check_shape("import of BERT", entry.theirs, tensor, entry.shape)
@@ -295,12 +302,18 @@ def _import(
             continue
         parts_of_tensor = tensor.tensor_split(len(entry.pieces))
         for head, (piece, rows) in enumerate(zip(entry.pieces, parts_of_tensor, strict=True)):
+            if piece is None:
+                dropped.append(rows)
+                continue
             here = f"{entry.theirs} of head {head}"
             first, known = found.setdefault(piece, (here, rows))
             if not torch.equal(known, rows):
                 raise UserError(
                     f"import of BERT: {first} and {here} differ, but share one Q/K group"
                 )
+    if dropped:
+        heads = sum(column is None for row in table.groups for column in row)
+        say_dropped("import of BERT", heads, sum(rows.numel() for rows in dropped))
     return {
         piece.name: torch.cat(
             [found[_Piece(piece.name, index, piece.of)][1] for index in range(piece.of)]
@@ -327,9 +340,11 @@ def _bare_names(state: Mapping[str, Tensor]) -> State:
     return bare
 
 
-def _check_post_norm(model: EncoderModel) -> None:
+def _check_plain(model: EncoderModel) -> None:
     if model.norm != "post":
         raise UserError(f"model.norm = {model.norm!r}: BERT is post-norm, allowed here is post")
+    if model.positions != "learned":
+        raise UserError(f"model.positions = {model.positions!r}: those of BERT are learned")
 
 
 def _check_names(what: str, given: set[str], wanted: set[str]) -> None:

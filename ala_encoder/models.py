@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ala_encoder.blocks import Stack, Trace
-from ala_encoder.positions import LearnedPositions, first_real
+from ala_encoder.positions import LearnedPositions, SinusoidalPositions, counted, first_real
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stack
 from ala_encoder.settings.model import EncoderModel
@@ -43,7 +43,11 @@ class Encoder(nn.Module):
         super().__init__()
         table = check_stack(model, attention, model.max_length)
         self.vocabulary = Vocabulary(vocab_size, model.dim)
-        self.positions = LearnedPositions(model.max_length, model.dim)
+        self.positions: nn.Module | None = None  # none, or rotary: the stack's
+        if model.positions == "learned":
+            self.positions = LearnedPositions(model.max_length, model.dim)
+        elif model.positions == "sinusoidal":
+            self.positions = SinusoidalPositions(model.dim)
         self.token_types = nn.Embedding(2, model.dim)
         self.norm = nn.LayerNorm(model.dim, eps=model.layer_norm_eps)
         self.dropout = nn.Dropout(model.dropout)
@@ -59,7 +63,13 @@ class Encoder(nn.Module):
         """input_ids, segments, token_types: int [B, T] → hidden states [B, T, dim]."""
         batch, length = input_ids.shape
         types = torch.zeros_like(input_ids) if token_types is None else token_types
-        x = self.vocabulary(input_ids) + self.positions(segments, (batch, length))
+        x = self.vocabulary(input_ids)
+        if isinstance(self.positions, LearnedPositions):
+            x = x + self.positions(segments, (batch, length))
+        elif self.positions is not None:
+            # Vaswani et al.: the embeddings are lifted to the size of the sines.
+            where = counted(segments, length, x.device)
+            x = x * x.shape[-1] ** 0.5 + self.positions(where).to(x.dtype)
         x = self.dropout(self.norm(x + self.token_types(types)))
         hidden: Tensor = self.stack(x, segments, trace)
         return hidden

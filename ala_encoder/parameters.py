@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ala_encoder.heads import HeadTable
 from ala_encoder.settings.attention import AttentionSettings
+from ala_encoder.settings.biases import SHARED
 from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel, ModelSettings
 
 
@@ -28,10 +29,13 @@ def attention_parameters(table: HeadTable, dim: int, *, bias: bool) -> int:
 
 
 def bias_parameters(attention: AttentionSettings, table: HeadTable, dim: int) -> int:
-    """Count alpha and gates of a stack: one alpha a head and layer, one gate dim → heads."""
-    alpha, gate = table.num_heads, _linear(dim, table.num_heads)
-    per_layer = {"distbias": alpha, "gated_distbias": alpha + gate, "window": 0}
-    return table.num_layers * sum(per_layer[bias.kind] for bias in attention.biases)
+    """Count the parameters of a stack's biases: some are there once, the others in every layer."""
+    ratios = table.num_layers * attention.ratio_learnable
+    return ratios + sum(
+        bias.num_parameters(dim, table.num_heads)
+        * (1 if isinstance(bias, SHARED) else table.num_layers)
+        for bias in attention.biases
+    )
 
 
 def count(
@@ -64,7 +68,8 @@ def count(
 def _encoder_total(
     model: EncoderModel, stack: int, vocab_size: int, num_labels: int | None
 ) -> dict[str, int]:
-    embeddings = (vocab_size + model.max_length + 2) * model.dim + _norm(model.dim)
+    positions = model.max_length if model.positions == "learned" else 0
+    embeddings = (vocab_size + positions + 2) * model.dim + _norm(model.dim)
     head = _linear(model.dim, model.dim) + _norm(model.dim) + vocab_size
     pooler = _linear(model.dim, model.dim)
     if num_labels is not None:

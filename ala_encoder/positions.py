@@ -1,6 +1,7 @@
-"""Positions that are added to the token embeddings.
+"""Where a token stands: added to the embeddings, or turned into q and k.
 
-For: learned positions (BERT). Not for: relative positions, which are biases.
+For: learned (BERT), sinusoidal and rotary positions. Not for: distances, which are biases. All
+count from a row's first real token, so that a sentence gets the same wherever it lies.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ala_encoder.errors import UserError
+
+BASE = 10_000.0
 
 
 class LearnedPositions(nn.Module):
@@ -22,20 +25,70 @@ class LearnedPositions(nn.Module):
     def forward(self, segments: Tensor | None, shape: tuple[int, int]) -> Tensor:
         """Return [B, T, dim], or [1, T, dim] when every row counts from 0.
 
-        segments: int [B, T] or None; shape: (B, T). With padding on the left a row counts from
-        its first real token, so that a sentence gets the same positions wherever it lies.
+        segments: int [B, T] or None; shape: (B, T).
 
         Raises UserError when T is longer than the model.
         """
         length = shape[1]
         if length > self.max_length:
             raise UserError(f"input of {length} tokens: the model has {self.max_length} positions")
-        device = self.embedding.weight.device
-        positions = torch.arange(length, device=device)[None]
-        if segments is not None:
-            positions = (positions - first_real(segments)[:, None]).clamp(min=0)
-        embedded: Tensor = self.embedding(positions)
+        embedded: Tensor = self.embedding(counted(segments, length, self.embedding.weight.device))
         return embedded
+
+
+class SinusoidalPositions(nn.Module):
+    """sin and cos of p / 10000^(2m/dim), m < dim/2 (Vaswani et al. 2017, arXiv:1706.03762).
+
+    All sines come first, then all cosines, as in tensor2tensor and Marian; the paper alternates
+    them, which is the same up to the order of the dimensions.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """positions: int [B, T] → float32 [B, T, dim]."""
+        angle = angles(positions, self.dim)
+        return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+class Rotary(nn.Module):
+    """Pairs (m, m + d/2) of q and k turned by p / 10000^(2m/d): RoPE (Su et al. 2021, 2104.09864).
+
+    q_i·k_j then depends on j − i; all dimensions of a head take part.
+    """
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions: int [B, T] → cos and sin, float32 [B, 1, T, d/2], for `rotate`."""
+        angle = angles(positions, self.head_dim)[:, None]
+        return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn x [B, H, T, d] by the angles of `Rotary`, in float32 or better whatever its dtype."""
+    cos, sin = rotation
+    first, second = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return turned.to(x.dtype)
+
+
+def angles(positions: Tensor, dim: int) -> Tensor:
+    """Return p / 10000^(2m/dim), m < dim/2: int [B, T] → float32 [B, T, dim/2]."""
+    powers = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
+    return positions[..., None].float() / BASE**powers
+
+
+def counted(segments: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """Return positions from each row's first real token: int [B, T], [1, T] without segments."""
+    positions = torch.arange(length, device=device)[None]
+    if segments is None:
+        return positions
+    return (positions - first_real(segments)[:, None]).clamp(min=0)
 
 
 def first_real(segments: Tensor) -> Tensor:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from ala_encoder import kernels
-from ala_encoder.heads import HeadTable, parse_head
+from ala_encoder.heads import parse_head
 from ala_encoder.kernels import Visibility
-from ala_encoder.settings.attention import AttentionSettings, head_table
 
 INF = float("inf")
 DIM = 4
@@ -32,6 +31,10 @@ CELLS = ("prev1", "band1", "full")
 def segments(name: str) -> Tensor | None:
     rows = SEGMENTS[name]
     return None if rows is None else torch.tensor(rows)
+
+
+def pairs_of(rows: Tensor | None) -> Tensor | None:
+    return Visibility.of(rows).pairs(5, 5, torch.device("cpu"))
 
 
 def offsets(length: int) -> Tensor:
@@ -57,9 +60,11 @@ def bias_of(name: str, length: int, heads: int = 3) -> Tensor | None:
 
 
 def draw(num_groups: int, heads: int = 3, length: int = 5, batch: int = 2) -> list[Tensor]:
-    torch.manual_seed(0)
-    sizes = (num_groups, num_groups, heads)
-    return [torch.randn(batch, n, length, DIM, requires_grad=True) for n in sizes]
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(batch, n, length, DIM, generator=generator).requires_grad_()
+        for n in (num_groups, num_groups, heads)
+    ]
 
 
 def by_hand(
@@ -102,7 +107,7 @@ def test_dense_equals_a_double_loop_over_the_equation(
     q, k, v = draw(3 if GROUPS[groups] is None else 1 + max(GROUPS[groups]))
     given = {
         "bias": bias_of(bias, 5),
-        "visible": Visibility.of(segments(padding)).pairs,
+        "visible": pairs_of(segments(padding)),
         "groups": GROUPS[groups],
     }
     keep = keep_of(5) if operator == "keep" else None
@@ -111,18 +116,24 @@ def test_dense_equals_a_double_loop_over_the_equation(
     torch.testing.assert_close(mixed.double(), expected, atol=2e-6, rtol=0)
     torch.testing.assert_close(weights @ v, mixed, atol=1e-6, rtol=0)
     assert weights.shape == (2, 3, 5, 5)
+    exact, _ = kernels.dense(q.double(), k.double(), v.double(), **given, keep=keep)
+    torch.testing.assert_close(exact, expected, atol=1e-14, rtol=0)
 
 
 def test_dense_takes_more_keys_than_queries() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 3, 5, DIM), torch.randn(2, 3, 7, DIM), torch.randn(2, 3, 7, DIM)
-    visible = torch.rand(2, 1, 5, 7) > 0.4
-    given = {"bias": None, "visible": visible, "groups": None}
-    expected = by_hand(q, k, v, **given, keep=None)
-    dense, _ = kernels.dense(q, k, v, **given)
-    torch.testing.assert_close(dense.double(), expected, atol=2e-6, rtol=0)
-    sdpa = kernels.sdpa(q, k, v, **given)
-    torch.testing.assert_close(sdpa.double(), expected, atol=2e-6, rtol=0)
+    for queries, keys in (
+        ([[1, 1, 1, 0, 0], [1] * 5], [[1, 1, 1, 1, 1, 0, 0], [0] * 7]),
+        ([[1, 1, 2, 2, 0], [3] * 5], [[0, 2, 2, 1, 1, 1, 3], [1] * 7]),
+    ):
+        seen = Visibility.across(torch.tensor(queries), torch.tensor(keys), 5, 7)
+        given = {"bias": None, "visible": seen.pairs(5, 7, q.device), "groups": None}
+        expected = by_hand(q, k, v, **given, keep=None)
+        dense, _ = kernels.dense(q, k, v, **given)
+        torch.testing.assert_close(dense.double(), expected, atol=2e-6, rtol=0)
+        sdpa = kernels.sdpa(q, k, v, visibility=seen)
+        torch.testing.assert_close(sdpa.double(), expected, atol=2e-6, rtol=0)
 
 
 def test_renormalising_after_keep_would_be_noticed() -> None:
@@ -144,11 +155,16 @@ def test_keep_is_not_the_same_model_as_hiding_before_the_softmax() -> None:
     torch.testing.assert_close(after[:, 2], before[:, 2], atol=1e-6, rtol=0)
 
 
-def values_and_gradients(path: str, leaves: list[Tensor], **given: Any) -> list[Tensor]:
+def values_and_gradients(
+    path: str, leaves: list[Tensor], rows: Tensor | None = None, **given: Any
+) -> list[Tensor]:
     """Return the output and the gradient of every leaf for one fixed incoming gradient."""
-    out = kernels.dense(*leaves[:3], **given)[0] if path == "dense" else kernels.sdpa(
-        *leaves[:3], **given
-    )  # fmt: skip
+    seen, length = Visibility.of(rows), leaves[0].shape[2]
+    if path == "dense":
+        visible = seen.pairs(length, length, leaves[0].device)
+        out, _ = kernels.dense(*leaves[:3], visible=visible, **given)
+    else:
+        out = kernels.sdpa(*leaves[:3], visibility=seen, **given)
     incoming = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
     return [out.detach(), *torch.autograd.grad((out * incoming).sum(), leaves)]
 
@@ -165,7 +181,7 @@ def test_sdpa_equals_dense_in_value_and_gradient(length: int, heads: int) -> Non
         for groups in all_groups:
             for with_bias in (False, True):
                 leaves = draw(heads if groups is None else 2, heads, length)
-                given: dict[str, Any] = {"visible": Visibility.of(rows).pairs, "groups": groups}
+                given: dict[str, Any] = {"rows": rows, "groups": groups}
                 if with_bias:
                     bias = bias_of("by query", length, heads)
                     assert bias is not None
@@ -190,8 +206,7 @@ def test_rows_with_nothing_to_see_give_exactly_0_and_finite_gradients(
     if added is not None:
         leaves.append(added.requires_grad_())
     rows = segments(padding)
-    visible = Visibility.of(rows).pairs
-    out, *gradients = values_and_gradients(path, leaves, bias=added, visible=visible)
+    out, *gradients = values_and_gradients(path, leaves, rows, bias=added)
     assert torch.isfinite(out).all() and all(torch.isfinite(g).all() for g in gradients)
     if rows is not None:
         for tensor in (out, *gradients[:3]):
@@ -202,14 +217,16 @@ def test_rows_with_nothing_to_see_give_exactly_0_and_finite_gradients(
 
 @pytest.mark.parametrize("path", ["dense", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_strong_biases_and_two_masks_together_stay_finite(path: str, dtype: torch.dtype) -> None:
+def test_e04_strong_biases_and_two_masks_together_stay_finite(
+    path: str, dtype: torch.dtype
+) -> None:
     leaves = [t.detach().to(dtype).requires_grad_() for t in draw(3)]
     window = torch.zeros(5, 5).masked_fill(offsets(5).abs() >= 2, -INF)
     local = torch.zeros(3, 5, 5).masked_fill(~keep_of(5), -INF)
     bias = -60.0 * offsets(5).abs() + window + local
-    visible = Visibility.of(segments("left padding")).pairs
-    given = {"bias": bias, "visible": visible, "groups": None}
-    out, *gradients = values_and_gradients(path, leaves, **given)
+    rows = segments("left padding")
+    given = {"bias": bias, "visible": pairs_of(rows), "groups": None}
+    out, *gradients = values_and_gradients(path, leaves, rows, bias=bias)
     assert torch.isfinite(out).all() and all(torch.isfinite(g).all() for g in gradients)
     expected = by_hand(*(t.detach().float() for t in leaves), **given, keep=None)
     torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=0)
@@ -228,13 +245,45 @@ def test_combine_fills_once_and_opens_only_the_empty_rows() -> None:
     assert kernels.combine(None, None) == (None, None)
 
 
+def rows_of(pairs: Tensor | None) -> list[str]:
+    assert pairs is not None
+    return ["".join(str(int(v)) for v in row) for row in pairs[0, 0].tolist()]
+
+
 def test_equal_segments_see_each_other_and_padding_sees_nothing() -> None:
-    visibility = Visibility.of(torch.tensor([[1, 2, 2, 0, 0]]))
-    assert visibility.pairs is not None and visibility.real is not None
-    rows = ["".join(str(int(v)) for v in row) for row in visibility.pairs[0, 0].tolist()]
-    assert rows == ["10000", "01100", "01100", "00000", "00000"]
-    assert visibility.real.tolist() == [[True, True, True, False, False]]
-    assert Visibility.of(None) == Visibility(None, None)
+    rows = torch.tensor([[1, 2, 2, 0, 0]])
+    seen = Visibility.of(rows)
+    assert rows_of(pairs_of(rows)) == ["10000", "01100", "01100", "00000", "00000"]
+    assert seen.real is not None and seen.blind is not None
+    assert seen.real.tolist() == (~seen.blind).tolist() == [[True, True, True, False, False]]
+    assert pairs_of(None) is None and Visibility.of(None).blind is None
+    causal = Visibility.of(rows, causal=True).pairs(5, 5, torch.device("cpu"))
+    assert rows_of(causal) == ["10000", "01000", "01100", "00000", "00000"]
+    plain = Visibility.of(None, causal=True).pairs(3, 3, torch.device("cpu"))
+    assert rows_of(plain) == ["100", "110", "111"]
+
+
+def test_across_two_texts_a_query_sees_its_own_document_or_nothing() -> None:
+    queries, keys = torch.tensor([[1, 2, 3, 0]]), torch.tensor([[2, 2, 0, 1, 0]])
+    seen = Visibility.across(queries, keys, 4, 5)
+    pairs = seen.pairs(4, 5, torch.device("cpu"))
+    assert rows_of(pairs) == ["00010", "11000", "00000", "00000"]
+    assert seen.blind is not None and seen.blind.tolist() == [[False, False, True, True]]
+    one = Visibility.across(None, keys, 2, 5)
+    assert rows_of(one.pairs(2, 5, torch.device("cpu"))) == ["00010", "00010"]
+    places = seen.places(4, 5, torch.device("cpu"))
+    assert [place.tolist() for place in places] == [[[0, 0, 0, 0]], [[0, 1, 0, 0, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "documents"),
+    [
+        ([[1, 1, 0], [0, 0, 1]], False), ([[2, 2, 2], [0, 0, 0]], False),
+        ([[1, 1, 1], [1, 2, 2]], True), ([[1, 0, 2]], True),
+    ],
+)  # fmt: skip
+def test_padding_is_told_from_documents(rows: list[list[int]], documents: bool) -> None:
+    assert Visibility.of(torch.tensor(rows)).has_documents is documents
 
 
 @pytest.mark.parametrize("groups", [(0, 0, 0), (0, 1, 0), (1, 0, 1)])
@@ -256,23 +305,6 @@ def test_dropout_drops_weights_and_keeps_their_mean() -> None:
     out, weights = kernels.dense(q, k, v, dropout=0.5)
     assert out.std() > 0.01 and out.mean().item() == pytest.approx(1.0, abs=0.02)
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 1, 200))
-
-
-@pytest.mark.parametrize(
-    ("settings", "path"),
-    [
-        ({}, "sdpa"),
-        ({"path": "dense"}, "dense"),
-        ({"heads": [["band1", "full"]]}, "dense"),
-        ({"heads": [["band1", "full"]], "mask_operator": "pre_softmax"}, "sdpa"),
-        ({"biases": [{"kind": "distbias"}]}, "sdpa"),
-        ({"dropout": 0.1}, "dense"),
-    ],
-)
-def test_auto_takes_sdpa_wherever_it_can_compute_the_table(settings: Any, path: str) -> None:
-    attention = AttentionSettings.model_validate(settings)
-    table: HeadTable = head_table(attention, 1, 2)
-    assert kernels.choose_path(attention, table.rows[0]) == path
 
 
 def test_e05_a_bias_keeps_far_distances_apart_in_bf16() -> None:

@@ -17,7 +17,7 @@ TIERS: list[set[str]] = [
      "generated", "files", "lines"},
     {"kernels", "attention", "corpus", "objectives", "metrics", "optim", "glue", "quickstart",
      "parameters", "command", "plots", "labelled", "splits", "tables", "named_datasets", "sources",
-     "manifests", "task_files", "language_model"},
+     "manifests", "task_files", "language_model", "banks"},
     {"blocks", "batches"},
     {"examples", "models"},
     {"checkpoint", "engine", "tracking", "hub", "export", "evaluation", "records"},

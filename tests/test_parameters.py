@@ -28,6 +28,10 @@ BIASES: list[dict[str, Any]] = [
     {"kind": "distbias"}, {"kind": "gated_distbias"}, {"kind": "window", "width": 3},
     {"kind": "distbias", "alpha_learnable": False},
 ]  # fmt: skip
+ALL_BIASES: list[dict[str, Any]] = [
+    *BIASES, {"kind": "multiscale_distbias", "ranges": [2, 3]}, {"kind": "alibi"},
+    {"kind": "sandwich"}, {"kind": "kerple_log"}, {"kind": "kerple_power"}, {"kind": "t5"},
+]  # fmt: skip
 
 
 def random_settings(seed: int) -> tuple[EncoderModel, AttentionSettings, int]:
@@ -35,21 +39,35 @@ def random_settings(seed: int) -> tuple[EncoderModel, AttentionSettings, int]:
     heads, layers = draw.randint(1, 4), draw.randint(1, 4)
     model = EncoderModel(
         family="encoder",
-        dim=heads * draw.randint(1, 5),
+        dim=heads * 2 * draw.randint(1, 3),
         num_layers=layers,
         num_heads=heads,
         ffn_dim=draw.randint(1, 9),
         max_length=draw.randint(5, 9),
         norm=draw.choice(["post", "pre"]),
         attention_bias=draw.choice([True, False]),
+        positions=draw.choice(["learned", "sinusoidal", "rotary", "none"]),
     )
     masks, groups = ["full", "band1", "prev2"], ["", "#a", "#b"]
+    if seed % 3 == 0:
+        model = model.model_copy(update={"positions": "none"})
+        return model, single_keys(draw, layers, heads), draw.randint(5, 30)
     cells = [
         [draw.choice(masks) + draw.choice(groups) for _ in range(heads)] for _ in range(layers)
     ]
-    biases = draw.sample(BIASES, draw.randint(0, len(BIASES)))
+    biases = draw.sample(ALL_BIASES, draw.randint(0, 4))
     attention = AttentionSettings.model_validate({"heads": cells, "biases": biases})
     return model, attention, draw.randint(5, 30)
+
+
+def single_keys(draw: random.Random, layers: int, heads: int) -> AttentionSettings:
+    """Return pre-softmax masks, some of which leave one key: those heads have no Q and K."""
+    masks, groups = ["prev1", "identity", "band1", "full"], ["", "#a", "#b"]
+    cells = [
+        [draw.choice(masks) + draw.choice(groups) for _ in range(heads)] for _ in range(layers)
+    ]
+    cells[0][0] = "prev1"
+    return AttentionSettings.model_validate({"heads": cells, "mask_operator": "pre_softmax"})
 
 
 def size(model: torch.nn.Module, *words: str) -> int:
@@ -70,7 +88,7 @@ def test_the_count_equals_the_built_model(seed: int) -> None:
     classifier = Classifier(model, attention, vocab_size, 2)
     assert counts == {
         "encoder_attention": size(built, "bank.", "v_proj", "attention.out_proj"),
-        "encoder_bias": size(built, "attention.biases"),
+        "encoder_bias": size(built, "attention.biases", "stack.biases"),
         "qk_groups": table.num_groups,
         "embeddings": size(built, "vocabulary"),
         "encoder": size(built.encoder),

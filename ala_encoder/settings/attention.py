@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
-
-from pydantic import Field
+from dataclasses import replace
+from typing import Literal
 
 from ala_encoder.errors import UserError
 from ala_encoder.heads import Head, HeadTable, named_layout
-from ala_encoder.settings.base import PositiveFloat, PositiveInt, Probability, Section
-
-
-class DistBias(Section):
-    """−alpha_h |i − j| (Adaptive Locality Attention), alpha = softplus(raw) per head and layer."""
-
-    kind: Literal["distbias"]
-    alpha_init: PositiveFloat = 0.01
-    """The value of alpha at the start (not of its raw parameter)."""
-    alpha_learnable: bool = True
-
-
-class GatedDistBias(Section):
-    """−alpha_h g_i |i − j| with g_i = sigmoid(W_g x_i + b_g), one gate a head."""
-
-    kind: Literal["gated_distbias"]
-    alpha_init: PositiveFloat = 0.01
-    alpha_learnable: bool = True
-
-
-class Window(Section):
-    """Keys at |i − j| >= width are hidden; the current token counts as one of `width`."""
-
-    kind: Literal["window"]
-    width: PositiveInt
-
-
-BiasSettings = Annotated[DistBias | GatedDistBias | Window, Field(discriminator="kind")]
+from ala_encoder.settings import biases as kinds
+from ala_encoder.settings.base import PositiveFloat, Probability, Section
+from ala_encoder.settings.biases import LINEAR, BiasSettings
+from ala_encoder.settings.paths import Case, Path, check_path, plan
 
 
 class AttentionSettings(Section):
@@ -50,19 +25,28 @@ class AttentionSettings(Section):
     """post_softmax: the local mask multiplies the weights (`keep`); pre_softmax: it hides keys."""
     biases: tuple[BiasSettings, ...] = ()
     """Added to the scores before the softmax; several are summed."""
-    path: Literal["auto", "dense", "sdpa"] = "auto"
+    ratio: PositiveFloat = 1.0
+    """Cross-attention only: the offset of a bias is j − ratio·i, so ratio is keys for each query
+    (ours)."""
+    ratio_learnable: bool = False
+    """Whether each layer learns its ratio, from `ratio` on."""
+    path: Literal["auto"] | Path = "auto"
     """How attention is computed; a path that cannot compute this table is refused."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether `banded` is compiled before the softmax; auto: training on long texts alone."""
     dropout: Probability = 0.0
     """Dropout of attention weights; above 0 only the dense path is used."""
 
 
 def head_table(attention: AttentionSettings, num_layers: int, num_heads: int) -> HeadTable:
     """Return the stack's head table; raises UserError when it does not fit the model."""
+    is_pre_softmax = attention.mask_operator == "pre_softmax"
     if attention.heads is None:
-        return named_layout(attention.layout or "full", num_layers, num_heads)
+        table = named_layout(attention.layout or "full", num_layers, num_heads)
+        return replace(table, is_pre_softmax=is_pre_softmax)
     if attention.layout is not None:
         raise UserError("layout and heads are both given: keep one")
-    table = HeadTable.parse(attention.heads)
+    table = HeadTable.parse(attention.heads, is_pre_softmax=is_pre_softmax)
     if (table.num_layers, table.num_heads) != (num_layers, num_heads):
         raise UserError(
             f"heads has {table.num_layers} rows x {table.num_heads} cells, the model "
@@ -71,35 +55,93 @@ def head_table(attention: AttentionSettings, num_layers: int, num_heads: int) ->
     return table
 
 
-def sdpa_refusal(attention: AttentionSettings, heads: Sequence[Head]) -> str | None:
-    """Say why the fused `sdpa` path cannot compute these heads, or None when it can."""
-    is_local = any(head.is_local for head in heads)
-    if is_local and attention.mask_operator == "post_softmax":
-        return "it never holds the weights that a post-softmax mask multiplies"
-    if attention.dropout > 0:
-        return "attention dropout takes it off the fused kernel on a CPU"
-    return None
+def case_of(attention: AttentionSettings, *, causal: bool = False, cross: bool = False) -> Case:
+    """Return what the choice of a path depends on, as far as settings say it."""
+    widths = [bias.width for bias in attention.biases if isinstance(bias, kinds.Window)]
+    linear = [isinstance(bias, LINEAR) for bias in attention.biases]
+    return Case(
+        is_pre_softmax=attention.mask_operator == "pre_softmax",
+        has_slopes=any(linear),
+        has_others=len(linear) > sum(linear) + len(widths),
+        window=min(widths, default=None),
+        causal=causal,
+        cross=cross,
+        dropout=attention.dropout > 0,
+    )
 
 
-def check_attention(attention: AttentionSettings, table: HeadTable, max_length: int) -> None:
+def check_masks(heads: Sequence[Head], *, is_pre_softmax: bool, causal: bool, cross: bool) -> None:
+    """Raise UserError for a mask that has no effect or hides all."""
+    local = [head for head in heads if head.is_local]
+    if cross and local:
+        raise UserError(f"head {local[0]}: cross-attention has no local masks")
+    if is_pre_softmax and not local:
+        raise UserError("mask_operator = 'pre_softmax': no head has a local mask, it does nothing")
+    ahead = next((head for head in local if head.kind == "next"), None)
+    if causal and ahead is not None:
+        raise UserError(f"head {ahead}: sees nothing where attention is causal")
+
+
+def check_attention(
+    attention: AttentionSettings,
+    table: HeadTable,
+    max_length: int,
+    *,
+    causal: bool = False,
+    cross: bool = False,
+) -> None:
     """Raise UserError for a combination that is impossible or has no effect."""
     heads = [head for row in table.rows for head in row]
-    pre_softmax = attention.mask_operator == "pre_softmax"
-    if pre_softmax and table.is_full:
-        raise UserError("mask_operator = 'pre_softmax': no head has a local mask, it does nothing")
+    check_masks(heads, is_pre_softmax=table.is_pre_softmax, causal=causal, cross=cross)
     for head in heads:
         if head.kind == "band" and head.k >= max_length - 1:
             raise UserError(f"head {head}: hides nothing within {max_length} tokens, write full")
         if head.kind in ("prev", "next") and head.k >= max_length:
             raise UserError(f"head {head}: sees nothing within {max_length} tokens")
+    case = case_of(attention, causal=causal, cross=cross)
+    _check_biases(attention, heads, max_length)
+    _check_ratio(attention, cross)
+    check_path(attention.path, heads, case)
+    if attention.compile == "on" and not _is_compiled(attention, table, case):
+        raise UserError("compile = 'on': does nothing, no head is banded before the softmax")
+
+
+def _is_compiled(attention: AttentionSettings, table: HeadTable, case: Case) -> bool:
+    """Tell whether a head is ever computed by the pre-softmax `banded`."""
+    parts = ((row, part) for row in table.rows for part in plan(row, case, attention.path))
+    return any(
+        part.has_scores
+        and part.ladder[-1][1] == "banded"
+        and (case.is_pre_softmax or not row[part.heads[0]].is_local)
+        for row, part in parts
+    )
+
+
+def _check_biases(attention: AttentionSettings, heads: Sequence[Head], max_length: int) -> None:
+    is_pre_softmax = attention.mask_operator == "pre_softmax"
     single = next((head for head in heads if head.is_single_key), None)
-    if pre_softmax and single is not None and attention.biases:
-        kind = attention.biases[0].kind
+    if is_pre_softmax and single is not None and attention.biases:
         raise UserError(
-            f"biases: {kind} does nothing on the pre-softmax head {single}, which has one key"
+            f"biases: {attention.biases[0].kind} does nothing on the pre-softmax head {single}, "
+            "which has one key"
         )
     for bias in attention.biases:
-        if bias.kind == "window" and bias.width >= max_length:
+        if not isinstance(bias, kinds.Window):
+            continue
+        if bias.width >= max_length:
             raise UserError(f"biases: window {bias.width} hides nothing in {max_length} tokens")
-    if attention.path == "sdpa" and (reason := sdpa_refusal(attention, heads)) is not None:
-        raise UserError(f"path = 'sdpa': {reason}; allowed here: auto, dense")
+        if is_pre_softmax and all(head.is_local and head.k < bias.width for head in heads):
+            raise UserError(f"biases: window {bias.width} hides nothing that the masks leave")
+
+
+def _check_ratio(attention: AttentionSettings, cross: bool) -> None:
+    if not attention.ratio_learnable and attention.ratio == 1.0:
+        return
+    name = "ratio_learnable" if attention.ratio_learnable else "ratio"
+    if not cross:
+        raise UserError(f"{name}: does nothing in self-attention, whose offset is j - i")
+    if not attention.biases:
+        raise UserError(f"{name}: does nothing without biases")
+    blind = (kinds.Window, kinds.T5Bias)
+    if attention.ratio_learnable and all(isinstance(bias, blind) for bias in attention.biases):
+        raise UserError(f"ratio_learnable: {attention.biases[0].kind} passes it no gradient")

@@ -27,15 +27,23 @@ from ala_encoder.settings.train import TrainSettings
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", max_length=100)]
 
 
-def check_stack(model: ModelSettings, attention: AttentionSettings, max_length: int) -> HeadTable:
+def check_stack(
+    model: ModelSettings, attention: AttentionSettings, max_length: int, *, causal: bool = False
+) -> HeadTable:
     """Return the encoder's head table; raises UserError naming section and key."""
     if model.dim % model.num_heads:
         raise UserError(f"model.dim = {model.dim}: not a multiple of num_heads {model.num_heads}")
     try:
         table = head_table(attention, model.num_layers, model.num_heads)
-        check_attention(attention, table, max_length)
+        check_attention(attention, table, max_length, causal=causal)
     except UserError as error:
         raise UserError(f"encoder: {error}") from None
+    if isinstance(model, EncoderModel) and model.positions == "rotary":
+        width = model.dim // model.num_heads
+        if width % 2:
+            raise UserError(f"model.positions = 'rotary': turns pairs, a head is {width} wide")
+        if table.num_groups == 0:
+            raise UserError("model.positions = 'rotary': does nothing, no head has Q and K")
     return table
 
 

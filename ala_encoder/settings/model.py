@@ -19,6 +19,8 @@ class EncoderModel(Section):
     ffn_dim: PositiveInt = 3072
     max_length: Annotated[int, Field(ge=3)] = 512
     """Positions the model has, [CLS] and [SEP] included."""
+    positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    """learned: as BERT, added; sinusoidal: added; rotary: turns q and k; none: biases alone."""
     norm: Literal["post", "pre"] = "post"
     """post: layer norm after each residual, as BERT; pre: before, with a final one."""
     attention_bias: bool = True

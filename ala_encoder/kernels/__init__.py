@@ -1,0 +1,32 @@
+"""The ways to compute attention, all equal in value and gradient to `dense`.
+
+For: softmax(scale · q k^T + bias, hidden keys out) · keep, times v; one file a path, and `parts`,
+which runs the heads of a layer on the paths chosen for them (`settings.paths`). Not for:
+projections (`attention`), what a mask or a bias means (`heads`, `biases`).
+
+One rule everywhere: a row with nothing to see gives exactly 0 with finite gradients, and padding
+never leaks, not even a NaN (`attention` empties it).
+"""
+
+from ala_encoder.kernels.banded import banded_one, banded_post, banded_pre
+from ala_encoder.kernels.dense import dense
+from ala_encoder.kernels.flex import flex
+from ala_encoder.kernels.parts import Scoring, mix, mix_in_the_open
+from ala_encoder.kernels.sdpa import sdpa
+from ala_encoder.kernels.slope import slope
+from ala_encoder.kernels.visibility import Visibility, combine
+
+__all__ = [
+    "Scoring",
+    "Visibility",
+    "banded_one",
+    "banded_post",
+    "banded_pre",
+    "combine",
+    "dense",
+    "flex",
+    "mix",
+    "mix_in_the_open",
+    "sdpa",
+    "slope",
+]

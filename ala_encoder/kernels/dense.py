@@ -1,0 +1,50 @@
+"""The `dense` path: attention in the open, the reference of all others and the one with weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ala_encoder.kernels.visibility import combine
+
+
+def dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    groups: Sequence[int] | None = None,
+    keep: Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Compute attention in the open and return (mixed values, weights).
+
+    q: [B, G, Q, d] and k: [B, G, K, d] of G Q/K groups; v: [B, H, K, d]; groups: the group of each
+    of the H heads (None: head h has group h); keep: bool [H, Q, K], multiplied after the softmax
+    without renormalising (Pande et al.). Heads of one group share one map: it is computed once
+    unless biases differ by head. Returns [B, H, Q, d] and the weights [B, H, Q, K], `keep` applied.
+    """
+    # Scaled before the product, which fp16 could not hold otherwise.
+    scores = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if bias is not None and groups is not None:
+        scores, groups = scores[:, list(groups)], None
+    mask, empty = combine(bias, visible)
+    if mask is not None:
+        hidden = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, float("-inf")) if hidden else scores + mask
+    weights = scores.softmax(-1)
+    if empty is not None:
+        weights = weights.masked_fill(empty, 0.0)
+    if groups is not None:
+        shared = weights.shape[1] == 1
+        weights = weights.expand(-1, len(groups), -1, -1) if shared else weights[:, list(groups)]
+    if keep is not None:
+        weights = weights * keep
+    weights = weights.to(v.dtype)
+    return F.dropout(weights, dropout) @ v if dropout else weights @ v, weights

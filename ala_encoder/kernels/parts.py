@@ -1,0 +1,259 @@
+"""Heads of one layer, each on the path chosen for it, put together in their order.
+
+For: turning heads, biases and visibility into what each path takes: maps for `dense` and `sdpa`,
+slopes, rows of offsets. Not for: the choice (`settings.paths`), a path's arithmetic (its file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ala_encoder.heads import Head
+from ala_encoder.kernels.banded import banded_one, banded_post, banded_pre, compiled
+from ala_encoder.kernels.dense import dense
+from ala_encoder.kernels.flex import flex
+from ala_encoder.kernels.sdpa import sdpa
+from ala_encoder.kernels.slope import slope
+from ala_encoder.kernels.visibility import Visibility
+from ala_encoder.settings.paths import COMPILED_FROM, Case, Part, offsets, plan
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """All that decides the weights of a layer beside q and k."""
+
+    heads: tuple[Head, ...]
+    groups: tuple[int | None, ...]
+    """The Q/K group of each head; None: it has no Q and K, which are 0 then."""
+    case: Case
+    """`has_slopes` and `has_others` say what is given below; device and dtype are filled in."""
+    visibility: Visibility = field(default_factory=Visibility)
+    slopes: Tensor | None = None
+    """a_i of biases −a_i |i − j|, broadcastable to [B, H, Q]."""
+    bias: Callable[[Tensor], Tensor] | None = None
+    """All other biases: offsets → float32, broadcastable to [B, H, Q, offsets]."""
+    ratio: float | Tensor = 1.0
+    """Cross-attention: its offset is j − ratio·i."""
+    dropout: float = 0.0
+    path: str = "auto"
+    compile: str = "off"
+
+    def parts(self, q: Tensor | None, v: Tensor) -> tuple[Part, ...]:
+        """Return the parts on the device at hand."""
+        given = [t for t in (q, v, self.slopes) if t is not None]
+        case = replace(
+            self.case,
+            device=v.device.type,
+            is_half=v.dtype in (torch.float16, torch.bfloat16),
+            needs_gradient=torch.is_grad_enabled() and any(t.requires_grad for t in given),
+        )
+        return plan(self.heads, case, self.path)
+
+    def total(self, offset: Tensor) -> Tensor | None:
+        """Return all biases at some offsets, float32 broadcastable to [B, H, Q, offsets]."""
+        terms = []
+        if self.slopes is not None:
+            terms.append(-self.slopes[..., None] * offset.abs().float())
+        if self.bias is not None:
+            terms.append(self.bias(offset))
+        return sum(terms[1:], terms[0]) if terms else None
+
+
+def mix(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring) -> Tensor:
+    """Return the mixed values of all heads: [B, H, Q, d].
+
+    q: [B, G, Q, d] and k: [B, G, K, d] of the G Q/K groups (None: no head has any); v:
+    [B, H, K, d]. Raises UserError when the path asked for by name cannot compute a head.
+    """
+    parts = scoring.parts(q, v)
+    length = v.shape[2]
+    mixed = [_PATHS[part.path(length)](q, k, v, scoring, part) for part in parts]
+    if len(parts) == 1:
+        return mixed[0]
+    order = [head for part in parts for head in part.heads]
+    back = [order.index(head) for head in range(len(order))]
+    return torch.cat(mixed, 1)[:, back]
+
+
+def mix_in_the_open(
+    q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """Return what `mix` returns, and the weights [B, H, Q, K], computed by `dense`."""
+    return _open(q, k, v, scoring, Part(tuple(range(len(scoring.heads))), ((0, "dense"),)))
+
+
+def _open(
+    q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part: Part
+) -> tuple[Tensor, Tensor]:
+    given, keep = _with_maps(q, k, v, scoring, part)
+    queries, keys = given["q"].shape[2], v.shape[2]
+    visible = scoring.visibility.pairs(queries, keys, v.device)
+    return dense(**given, visible=visible, keep=keep, dropout=scoring.dropout)
+
+
+def _dense(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part: Part) -> Tensor:
+    return _open(q, k, v, scoring, part)[0]
+
+
+def _sdpa(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part: Part) -> Tensor:
+    given, _ = _with_maps(q, k, v, scoring, part)
+    return sdpa(**given, visibility=scoring.visibility)
+
+
+def _slope(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part: Part) -> Tensor:
+    q, k, v = _expanded(q, k, v, scoring, part)
+    assert scoring.slopes is not None
+    seen = scoring.visibility
+    steep = _of_heads(scoring.slopes, part, -2)
+    return slope(q, k, v, steep, causal=seen.causal, segments=seen.segments)
+
+
+def _flex(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part: Part) -> Tensor:
+    q, k, v = _expanded(q, k, v, scoring, part)
+    own, given_bias = [scoring.heads[h] for h in part.heads], scoring.bias
+
+    def bias(row: Tensor) -> Tensor:
+        assert given_bias is not None
+        return _of_heads(given_bias(row), part, -3)
+
+    def allowed(row: Tensor) -> Tensor:
+        return torch.stack([head.allows(row) for head in own])
+
+    return flex(
+        q,
+        k,
+        v,
+        slopes=None if scoring.slopes is None else _of_heads(scoring.slopes, part, -2),
+        bias=None if given_bias is None else bias,
+        allowed=allowed if any(head.is_local for head in own) else None,
+        visibility=scoring.visibility,
+    )
+
+
+def _banded(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part: Part) -> Tensor:
+    own, segments = [scoring.heads[h] for h in part.heads], scoring.visibility.segments
+    if not part.has_scores:
+        return banded_one(v[:, _index(part)], [h.offsets()[0] for h in own], segments=segments)
+    known = [offsets(head, scoring.case) for head in own]
+    row = sorted({o for seen in known if seen is not None for o in seen})
+    device = v.device
+    if own[0].is_local and not scoring.case.is_pre_softmax:
+        keep = torch.tensor([[head.allows(o) for o in row] for head in own], device=device)
+        q, k, groups = _used(q, k, v, scoring, part)
+        v = v[:, _index(part)]
+        return banded_post(q, k, v, row, keep, groups=groups, segments=segments)
+    q, k, v = _expanded(q, k, v, scoring, part)
+    bias = scoring.total(torch.tensor([row], device=device))
+    if bias is not None:
+        bias = _of_heads(bias, part, -3)
+    if len({(head.kind, head.k) for head in own}) > 1:
+        hidden = [[[not head.allows(o) for o in row]] for head in own]
+        local = closed(torch.tensor(hidden, device=device))
+        bias = local if bias is None else bias + local
+    run = compiled() if _is_compiled(scoring, q) else banded_pre
+    return run(q, k, v, row, bias=bias, segments=segments)
+
+
+def _is_compiled(scoring: Scoring, q: Tensor) -> bool:
+    if scoring.compile != "auto":
+        return scoring.compile == "on"
+    return q.shape[2] >= COMPILED_FROM and torch.is_grad_enabled()
+
+
+_PATHS: dict[str, Callable[..., Tensor]] = {
+    "dense": _dense,
+    "sdpa": _sdpa,
+    "slope": _slope,
+    "banded": _banded,
+    "flex": _flex,
+}
+
+
+# ---------------------------------------------------------------------------------------------
+# What a part takes of the whole
+# ---------------------------------------------------------------------------------------------
+
+
+def _index(part: Part) -> Any:
+    """Return the index of a part's heads: a slice when they are all or in a row, which copies
+    nothing."""
+    first, last = part.heads[0], part.heads[-1]
+    if part.heads == tuple(range(first, last + 1)):
+        return slice(first, last + 1)
+    return list(part.heads)
+
+
+def _of_heads(x: Tensor, part: Part, dim: int) -> Tensor:
+    """Return the heads of a part; `dim`, counted from the end, may be missing or 1 for all."""
+    if x.dim() < -dim or x.shape[dim] == 1:
+        return x
+    return x[(..., _index(part), *[slice(None)] * (-dim - 1))]
+
+
+def _used(
+    q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part: Part
+) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
+    """Return q and k of the groups that a part uses, and each head's group among them."""
+    groups = [scoring.groups[h] for h in part.heads]
+    if None in groups:
+        nothing = v.new_zeros(v.shape[0], 1, v.shape[2], v.shape[3])
+        q = nothing if q is None else torch.cat([q, nothing], 1)
+        k = nothing if k is None else torch.cat([k, nothing], 1)
+    assert q is not None and k is not None
+    numbers = [q.shape[1] - 1 if group is None else group for group in groups]
+    used = sorted(set(numbers))
+    own = tuple(used.index(number) for number in numbers)
+    if used != list(range(q.shape[1])):
+        q, k = q[:, used], k[:, used]
+    return q, k, None if own == tuple(range(len(used))) else own
+
+
+def _expanded(
+    q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part: Part
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v of a part with one group for each head."""
+    q, k, groups = _used(q, k, v, scoring, part)
+    if groups is not None:
+        q, k = q[:, list(groups)], k[:, list(groups)]
+    return q, k, v[:, _index(part)]
+
+
+def _with_maps(
+    q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part: Part
+) -> tuple[dict[str, Any], Tensor | None]:
+    """Return q, k, v, groups and the map of biases of a part, and its masks after the softmax."""
+    own = [scoring.heads[h] for h in part.heads]
+    q, k, groups = _used(q, k, v, scoring, part)
+    bias = keep = None
+    if scoring.slopes is not None or scoring.bias is not None:
+        bias = scoring.total(_offset(q, k, scoring))
+        assert bias is not None
+        bias = _of_heads(bias, part, -3)
+    if any(head.is_local for head in own):
+        offset = _offset(q, k, scoring)
+        keep = torch.stack([head.allows(offset) for head in own])
+    if keep is not None and scoring.case.is_pre_softmax:
+        hidden = closed(~keep)
+        bias, keep = hidden if bias is None else bias + hidden, None
+    given = {"q": q, "k": k, "v": v[:, _index(part)], "bias": bias, "groups": groups}
+    return given, keep
+
+
+def closed(hidden: Tensor) -> Tensor:
+    """Return −inf where hidden, 0 elsewhere, float32."""
+    zeros = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+    return zeros.masked_fill(hidden, float("-inf"))
+
+
+def _offset(q: Tensor, k: Tensor, scoring: Scoring) -> Tensor:
+    queries, keys, seen = q.shape[2], k.shape[2], scoring.visibility
+    if not scoring.case.cross:
+        return seen.offset(queries, keys, q.device)
+    rows, columns = seen.places(queries, keys, q.device)
+    offset = columns[:, None, :] - scoring.ratio * rows[:, :, None]
+    return offset[:, None] if len(offset) > 1 else offset[0]

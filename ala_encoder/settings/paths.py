@@ -1,0 +1,201 @@
+"""Which way of computing it each head of a layer takes, chosen from settings alone, without torch.
+
+For: the paths (`ala_encoder.kernels`), what each of them cannot do, and the lengths from which one
+beats another. All are equal in value and gradient to `dense`. Not for: the arithmetic (`kernels`).
+
+- dense: everything, in the open; holds maps of size T x T.
+- sdpa: PyTorch's fused kernel; nothing T x T unless there is a bias.
+- slope: biases −a_i |i − j| on the fused kernel, nothing T x T.
+- banded: local masks and narrow windows, nothing T x T.
+- flex: FlexAttention, any bias, nothing T x T; CUDA, and only when asked for by name: its training
+  has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from ala_encoder.errors import UserError
+from ala_encoder.heads import Head
+
+Path = Literal["dense", "sdpa", "slope", "banded", "flex"]
+PATHS: tuple[Path, ...] = ("dense", "sdpa", "slope", "banded", "flex")
+
+SLOPE_CAUSAL_FROM = 64
+"""Tokens from which a causal `slope` is taken on a CPU; below, the bias goes to `sdpa` as a map."""
+SLOPE_FROM = 512
+"""The same for bidirectional attention, whose two halves cost two kernel calls."""
+BANDED_FROM = 40
+"""Tokens for each offset from which a pre-softmax band or a window is taken offset by offset."""
+BANDED_POST_FROM = 512
+"""Tokens from which a post-softmax mask is, which needs the log-sum-exp over all keys as well."""
+COMPILED_FROM = 1024
+"""Tokens from which `compile: auto` compiles `banded` in training: each length costs seconds."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the choice depends on beside the heads, the same for all heads of a layer."""
+
+    is_pre_softmax: bool = False
+    has_slopes: bool = False
+    """Biases −a_i |i − j| are among the biases."""
+    has_others: bool = False
+    """Other biases are, a window not counted."""
+    window: int | None = None
+    """Width of the narrowest window: it hides keys at |i − j| >= width."""
+    causal: bool = False
+    cross: bool = False
+    """Keys and values belong to another text."""
+    dropout: bool = False
+    device: str | None = None
+    """"cpu", "cuda", …; None: not known yet, so it is no reason to refuse anything."""
+    is_half: bool = False
+    """bf16 or fp16."""
+    needs_gradient: bool = True
+
+    @property
+    def has_bias(self) -> bool:
+        return self.has_slopes or self.has_others or self.window is not None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Heads of a layer that are computed together."""
+
+    heads: tuple[int, ...]
+    ladder: tuple[tuple[int, Path], ...]
+    """(length from which, path), rising; the first from 0."""
+    has_scores: bool = True
+    """False for pre-softmax heads of one key, whose weight is 1 whatever Q and K are."""
+
+    def path(self, length: int) -> Path:
+        """Return the path at a text length."""
+        return [path for start, path in self.ladder if start <= length][-1]
+
+
+def offsets(head: Head, case: Case) -> range | None:
+    """Return every offset j − i that a head can see; None: no end is known."""
+    low, high = None, None
+    if head.is_local:
+        low, high = head.offsets()[0], head.offsets()[-1]
+    if case.window is not None:
+        low = max(1 - case.window, 1 - case.window if low is None else low)
+        high = min(case.window - 1, case.window - 1 if high is None else high)
+    if low is None or high is None:
+        return None
+    return range(low, (min(high, 0) if case.causal else high) + 1)
+
+
+def refusal(path: Path, head: Head, case: Case) -> str | None:
+    """Say why a path cannot compute a head, or None when it can."""
+    if path == "dense":
+        return None
+    if case.dropout:
+        return "attention dropout takes it off the fused kernel on a CPU"
+    if head.is_local and not case.is_pre_softmax and path != "banded":
+        return f"it never holds the weights that a post-softmax mask ({head}) multiplies"
+    if path in ("slope", "banded", "flex") and case.cross:
+        return "it needs queries and keys of one text"
+    if path == "slope":
+        return _slope_refusal(head, case)
+    if path == "banded":
+        return _banded_refusal(head, case)
+    if path == "flex" and case.device is not None:
+        if case.device not in ("cpu", "cuda"):
+            return f"FlexAttention does not run on {case.device}"
+        if case.device == "cpu" and case.needs_gradient:
+            return "FlexAttention has no backward on a CPU"
+    return None
+
+
+def _slope_refusal(head: Head, case: Case) -> str | None:
+    if head.is_local:
+        return f"it sees every key, head {head} does not"
+    if case.has_others or case.window is not None or not case.has_slopes:
+        return "it carries biases -a|i - j| (distbias, gated_distbias, alibi), and those alone"
+    if case.is_half:
+        return "half precision cannot hold its columns"
+    if not case.causal and case.device not in (None, "cpu"):
+        return f"bidirectional attention does not run on {case.device}"
+    return None
+
+
+def _banded_refusal(head: Head, case: Case) -> str | None:
+    if not head.is_local or case.is_pre_softmax:
+        return f"head {head} sees every key" if offsets(head, case) is None else None
+    if case.has_bias or case.causal:
+        beside = "biases" if case.has_bias else "causality"
+        return f"a post-softmax mask ({head}) beside {beside} needs all weights"
+    if case.is_half:
+        return "half precision cannot hold its columns"
+    if case.device not in (None, "cpu"):
+        return f"post-softmax masks do not run on {case.device}"
+    return None
+
+
+def plan(heads: Sequence[Head], case: Case, asked: str = "auto") -> tuple[Part, ...]:
+    """Return the parts of a layer: its heads, grouped by how they are computed.
+
+    asked: a path by name, or auto. Raises UserError when a path asked for by name cannot compute
+    one of the heads.
+    """
+    check_path(asked, heads, case)
+    return _plan(tuple(heads), case, asked)
+
+
+@lru_cache(maxsize=4096)
+def _plan(heads: tuple[Head, ...], case: Case, asked: str) -> tuple[Part, ...]:
+    found: dict[tuple[tuple[tuple[int, Path], ...], bool], list[int]] = {}
+    for place, head in enumerate(heads):
+        named = [path for path in PATHS if path == asked]
+        ladder = ((0, named[0]),) if named else _ladder(head, case)
+        is_free = case.is_pre_softmax and head.is_single_key and ladder == ((0, "banded"),)
+        found.setdefault((ladder, not is_free), []).append(place)
+    return tuple(Part(tuple(places), *key) for key, places in found.items())
+
+
+def _ladder(head: Head, case: Case) -> tuple[tuple[int, Path], ...]:
+    base: Path = "sdpa" if refusal("sdpa", head, case) is None else "dense"
+    for start, path in _preferred(head, case):
+        if refusal(path, head, case) is None:
+            return ((start, path),) if start == 0 else ((0, base), (start, path))
+    return ((0, base),)
+
+
+def _preferred(head: Head, case: Case) -> Iterator[tuple[int, Path]]:
+    """Yield what beats `sdpa` and `dense`, if it can be done, and from which length."""
+    if case.is_pre_softmax and head.is_single_key:
+        yield 0, "banded"
+    seen = offsets(head, case)
+    if seen is not None:
+        is_post = head.is_local and not case.is_pre_softmax
+        yield BANDED_POST_FROM if is_post else BANDED_FROM * len(seen), "banded"
+    yield SLOPE_CAUSAL_FROM if case.causal else SLOPE_FROM, "slope"
+
+
+def check_path(asked: str, heads: Sequence[Head], case: Case) -> None:
+    """Raise UserError when a path asked for by name cannot compute one of the heads."""
+    for path in PATHS:
+        reasons = [refusal(path, head, case) for head in heads if path == asked]
+        reason = next((reason for reason in reasons if reason), None)
+        if reason is not None:
+            can = [p for p in PATHS if not any(refusal(p, head, case) for head in heads)]
+            allowed = ", ".join(["auto", *can])
+            raise UserError(f"path = {asked!r}: {reason}; allowed here: {allowed}")
+
+
+def describe(parts: Sequence[Part], case: Case) -> str:
+    """Return the choice as one word without spaces, such as 4xbanded+4xsdpa,slope@1024.
+
+    That is: 4 heads on `banded`, 4 on `sdpa`, and these on `slope` from 1,024 tokens up.
+    """
+    words = []
+    for part in parts:
+        steps = [f"{path}@{start}" if start else path for start, path in part.ladder]
+        count = f"{len(part.heads)}x" if len(parts) > 1 else ""
+        words.append(count + ",".join(steps))
+    return "+".join(words) + ("(dropout)" if case.dropout else "")

@@ -1,0 +1,209 @@
+"""The choice of a path: what `auto` takes, how it is written, and what is refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ala_encoder.errors import UserError
+from ala_encoder.heads import parse_head
+from ala_encoder.settings import paths
+from ala_encoder.settings.attention import AttentionSettings, case_of, check_attention, head_table
+from ala_encoder.settings.paths import Case, describe, offsets, plan, refusal
+
+SLOPES, OTHERS = Case(has_slopes=True), Case(has_others=True)
+
+
+def case(cpu: bool = True, **given: Any) -> Case:
+    return Case(device="cpu" if cpu else "cuda", **given)
+
+
+@pytest.mark.parametrize(
+    ("cells", "given", "choice"),
+    [
+        ("full", case(), "sdpa"),
+        ("full", case(causal=True), "sdpa"),
+        ("full", case(dropout=True), "dense(dropout)"),
+        ("full", case(cross=True, has_slopes=True), "sdpa"),
+        ("full", case(has_slopes=True), "sdpa,slope@512"),
+        ("full", case(has_slopes=True, causal=True), "sdpa,slope@64"),
+        ("full", case(has_slopes=True, is_half=True), "sdpa"),
+        ("full", case(has_slopes=True, has_others=True), "sdpa"),
+        ("full", case(has_others=True, causal=True), "sdpa"),
+        ("full", case(has_slopes=True, window=8), "sdpa,banded@600"),
+        ("full", case(window=33), "sdpa,banded@2600"),
+        ("full", case(window=33, causal=True), "sdpa,banded@1320"),
+        ("band2 prev1", case(), "dense,banded@512"),
+        ("band2 prev1", case(has_slopes=True), "dense"),
+        ("band2 prev1", case(causal=True), "dense"),
+        ("band2 prev1", case(is_half=True), "dense"),
+        ("band2 full prev1 full", case(), "2xdense,banded@512+2xsdpa"),
+        ("band2 full", case(has_slopes=True), "1xdense+1xsdpa,slope@512"),
+        ("band2 band3", case(is_pre_softmax=True), "1xsdpa,banded@200+1xsdpa,banded@280"),
+        ("band2 band2", case(is_pre_softmax=True, has_others=True), "sdpa,banded@200"),
+        ("band99", case(is_pre_softmax=True), "sdpa,banded@7960"),
+        ("prev1 identity next99", case(is_pre_softmax=True), "banded"),
+        ("prev1 band2 full", case(is_pre_softmax=True),
+         "1xbanded+1xsdpa,banded@200+1xsdpa"),
+        ("full", case(False), "sdpa"),
+        ("full", case(False, has_slopes=True), "sdpa"),
+        ("full", case(False, has_others=True, causal=True), "sdpa"),
+        ("full", case(False, cross=True, has_slopes=True), "sdpa"),
+        ("band2", case(False), "dense"),
+        ("band2", case(False, is_pre_softmax=True, is_half=True), "sdpa,banded@200"),
+    ],
+)  # fmt: skip
+def test_auto_takes_the_fastest_that_can(cells: str, given: Case, choice: str) -> None:
+    heads = [parse_head(cell) for cell in cells.split()]
+    assert describe(plan(heads, given), given) == choice
+
+
+def test_the_length_decides_between_the_steps_of_a_ladder() -> None:
+    (part,) = plan([parse_head("full")], case(has_slopes=True, causal=True))
+    start = paths.SLOPE_CAUSAL_FROM
+    assert [part.path(n) for n in (1, start - 1, start, start * 9)] == [
+        "sdpa", "sdpa", "slope", "slope"
+    ]  # fmt: skip
+
+
+def test_every_head_is_in_exactly_one_part() -> None:
+    heads = [
+        parse_head(cell)
+        for cell in ("band1", "full", "prev1", "band2", "full", "identity", "band99")
+    ]
+    for is_pre_softmax in (True, False):
+        parts = plan(heads, case(is_pre_softmax=is_pre_softmax))
+        assert sorted(head for part in parts for head in part.heads) == list(range(7))
+        assert all(
+            part.has_scores or (is_pre_softmax and heads[head].is_single_key)
+            for part in parts
+            for head in part.heads
+        )
+
+
+@pytest.mark.parametrize(
+    ("cell", "given", "seen"),
+    [
+        ("full", Case(), None), ("band2", Case(), range(-2, 3)), ("prev3", Case(), range(-3, -2)),
+        ("next3", Case(), range(3, 4)), ("identity", Case(), range(1)),
+        ("band2", Case(causal=True), range(-2, 1)), ("full", Case(window=3), range(-2, 3)),
+        ("full", Case(window=3, causal=True), range(-2, 1)),
+        ("band4", Case(window=3), range(-2, 3)), ("band1", Case(window=3), range(-1, 2)),
+    ],
+)  # fmt: skip
+def test_the_offsets_a_head_can_see(cell: str, given: Case, seen: range | None) -> None:
+    found = offsets(parse_head(cell), given)
+    assert found == seen
+    if found is not None:
+        by_hand = [
+            o for o in range(-9, 10)
+            if parse_head(cell).allows(o) and (given.window is None or abs(o) < given.window)
+            and not (given.causal and o > 0)
+        ]  # fmt: skip
+        assert list(found) == by_hand
+
+
+@pytest.mark.parametrize(
+    ("path", "cell", "given", "reason"),
+    [
+        ("sdpa", "band1", Case(), "post-softmax mask (band1)"),
+        ("flex", "band1", Case(), "post-softmax mask (band1)"),
+        ("sdpa", "full", Case(dropout=True), "dropout"),
+        ("slope", "full", Case(), "-a|i - j|"),
+        ("slope", "full", OTHERS, "-a|i - j|"),
+        ("slope", "full", Case(has_slopes=True, window=9), "-a|i - j|"),
+        ("slope", "band1", Case(has_slopes=True, is_pre_softmax=True), "head band1"),
+        ("slope", "full", Case(has_slopes=True, cross=True), "one text"),
+        ("slope", "full", Case(has_slopes=True, is_half=True), "half precision"),
+        ("slope", "full", case(False, has_slopes=True), "bidirectional"),
+        ("banded", "full", SLOPES, "head full sees every key"),
+        ("banded", "band1", SLOPES, "a post-softmax mask (band1) beside biases"),
+        ("banded", "band1", Case(causal=True), "a post-softmax mask (band1) beside causality"),
+        ("banded", "band1", Case(is_half=True), "half precision"),
+        ("banded", "band1", case(False), "cuda"),
+        ("flex", "full", case(), "no backward on a CPU"),
+        ("flex", "full", Case(device="mps"), "mps"),
+        ("flex", "full", Case(cross=True), "one text"),
+    ],
+)
+def test_a_path_that_cannot_says_why(path: Any, cell: str, given: Case, reason: str) -> None:
+    found = refusal(path, parse_head(cell), given)
+    assert found is not None and reason in found
+    with pytest.raises(UserError) as caught:
+        plan([parse_head(cell)], given, path)
+    assert reason in str(caught.value) and "allowed here: auto, dense" in str(caught.value)
+
+
+def test_dense_can_do_everything() -> None:
+    for given in (Case(), OTHERS, Case(dropout=True), Case(cross=True), case(False)):
+        assert refusal("dense", parse_head("band1"), given) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "stack", "line"),
+    [
+        ({"heads": [["next1", "full"]]}, {"causal": True}, "head next1: sees nothing"),
+        ({"heads": [["band1", "full"]]}, {"cross": True}, "head band1: cross-attention"),
+        ({"ratio": 2.0, "biases": [{"kind": "alibi"}]}, {}, "ratio: does nothing in self"),
+        ({"ratio_learnable": True, "biases": [{"kind": "alibi"}]}, {}, "ratio_learnable: does"),
+        ({"ratio": 2.0}, {"cross": True}, "ratio: does nothing without biases"),
+        ({"ratio_learnable": True, "biases": [{"kind": "t5"}]}, {"cross": True},
+         "t5 passes it no gradient"),
+        ({"compile": "on"}, {}, "compile = 'on': does nothing"),
+        ({"compile": "on", "heads": [["band1", "full"]]}, {}, "compile = 'on': does nothing"),
+        ({"compile": "on", "heads": [["prev1", "full"]], "mask_operator": "pre_softmax"}, {},
+         "compile = 'on': does nothing"),
+        ({"heads": [["band1", "band2"]], "mask_operator": "pre_softmax",
+          "biases": [{"kind": "window", "width": 4}]}, {}, "window 4 hides nothing that"),
+        ({"path": "slope"}, {}, "path = 'slope': it carries"),
+        ({"path": "banded", "heads": [["band1", "full"]]}, {}, "path = 'banded': head full"),
+        ({"path": "flex", "heads": [["band1", "full"]]}, {}, "path = 'flex': it never holds"),
+    ],
+)  # fmt: skip
+def test_a_setting_without_effect_is_an_error(
+    given: dict[str, Any], stack: dict[str, bool], line: str
+) -> None:
+    settings = AttentionSettings.model_validate(given)
+    table = head_table(settings, 1, 2)
+    with pytest.raises(UserError) as caught:
+        check_attention(settings, table, 32, **stack)
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "stack"),
+    [
+        ({"ratio": 2.0, "ratio_learnable": True, "biases": [{"kind": "alibi"}]}, {"cross": True}),
+        ({"compile": "on", "heads": [["band1", "full"]], "mask_operator": "pre_softmax"}, {}),
+        ({"compile": "on", "biases": [{"kind": "window", "width": 4}]}, {}),
+        ({"heads": [["band2", "prev1"]]}, {"causal": True}),
+        ({"path": "slope", "biases": [{"kind": "distbias"}, {"kind": "alibi"}]}, {}),
+        ({"path": "banded", "heads": [["band1", "prev1"]]}, {}),
+        ({"path": "flex", "biases": [{"kind": "kerple_log"}]}, {}),
+    ],
+)
+def test_the_edges_of_those_are_allowed(given: dict[str, Any], stack: dict[str, bool]) -> None:
+    settings = AttentionSettings.model_validate(given)
+    check_attention(settings, head_table(settings, 1, 2), 32, **stack)
+
+
+def test_what_the_settings_say_is_what_the_choice_depends_on() -> None:
+    settings = AttentionSettings.model_validate(
+        {"biases": [{"kind": "window", "width": 9}, {"kind": "window", "width": 5},
+                    {"kind": "distbias"}]}
+    )  # fmt: skip
+    assert case_of(settings, causal=True) == Case(has_slopes=True, window=5, causal=True)
+    others = AttentionSettings.model_validate({"biases": [{"kind": "t5"}], "dropout": 0.1})
+    assert case_of(others, cross=True) == Case(has_others=True, cross=True, dropout=True)
+
+
+def test_the_choice_needs_no_torch_and_the_package_stays_light() -> None:
+    code = (
+        "import sys, ala_encoder, ala_encoder.settings.paths\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()\n"
+        "assert callable(ala_encoder.attend) and 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
