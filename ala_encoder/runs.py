@@ -33,7 +33,7 @@ from ala_encoder.manifests import Manifest
 from ala_encoder.models import Classifier, MaskedLM
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.experiment import TrainingRun
-from ala_encoder.settings.loader import dump, flatten, read_plain
+from ala_encoder.settings.loader import check, dump, flatten, read_plain
 from ala_encoder.settings.train import split_batch
 from ala_encoder.tokenizer import Tokenizer
 from ala_encoder.tracking import NullLog, RunInfo, RunLog, is_open, null_log
@@ -132,7 +132,7 @@ def _refuse_relabelling(folder: Path, settings: TrainingRun) -> None:
     """
     if settings.train.from_scratch or not (folder / "export" / "export.json").exists():
         return
-    old = flatten(read_plain(folder / "settings.yaml"))
+    old = flatten(_earlier(folder / "settings.yaml", type(settings)))
     new = flatten(settings.model_dump(mode="json"))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key) and not key.startswith(_HARMLESS):
@@ -140,6 +140,15 @@ def _refuse_relabelling(folder: Path, settings: TrainingRun) -> None:
                 f"{folder} is finished with {key} = {old.get(key)!r}, now {new.get(key)!r}: choose "
                 "another `name`, or set train.from_scratch=true (the old run is kept aside)"
             )
+
+
+def _earlier(path: Path, cls: type[TrainingRun]) -> dict[str, Any]:
+    """Return the settings of an earlier start; what it did not know yet has its default."""
+    plain = read_plain(path)
+    try:
+        return check(plain, cls).model_dump(mode="json")
+    except UserError:  # of a version that knew other settings
+        return plain
 
 
 def _make_folder(folder: Path, settings: TrainingRun) -> None:
