@@ -1,0 +1,1 @@
+"""Timings: always ratios of runs that took turns on one machine."""
