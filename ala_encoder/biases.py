@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -184,8 +184,10 @@ def _within(r: Tensor, low: float, high: float | None = None) -> Tensor:
     return (r + (r.clamp(low, high) - r).detach())[:, None, None]
 
 
-class KerpleLog(Bias):
-    """−r1 ln(1 + r2 |i − j|), r1 and r2 >= .01 per head (Chi et al. 2022, arXiv:2205.09921)."""
+class _Kerple(Bias, ABC):
+    """r1 and r2 of every head, drawn from U(0, starts[0]) and U(0, starts[1])."""
+
+    starts: ClassVar[tuple[float, float]]
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -194,28 +196,25 @@ class KerpleLog(Bias):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw r1 from U(0, 2) and r2 from U(0, 1)."""
-        nn.init.uniform_(self.r1, 0.0, 2.0)
-        nn.init.uniform_(self.r2, 0.0, 1.0)
+        """Draw both anew."""
+        nn.init.uniform_(self.r1, 0.0, self.starts[0])
+        nn.init.uniform_(self.r2, 0.0, self.starts[1])
+
+
+class KerpleLog(_Kerple):
+    """−r1 ln(1 + r2 |i − j|), r1 and r2 >= .01 per head (Chi et al. 2022, arXiv:2205.09921)."""
+
+    starts = (2.0, 1.0)
 
     def forward(self, offset: Tensor, x: Tensor) -> Tensor:
         r1, r2 = _within(self.r1, _KERPLE_LEAST), _within(self.r2, _KERPLE_LEAST)
         return -r1 * torch.log1p(r2 * offset.abs().float())
 
 
-class KerplePower(Bias):
+class KerplePower(_Kerple):
     """−r1 |i − j|^r2, r1 >= .01 and r2 in [.01, 2] per head (Chi et al. 2022)."""
 
-    def __init__(self, num_heads: int) -> None:
-        super().__init__()
-        self.r1 = nn.Parameter(torch.empty(num_heads))
-        self.r2 = nn.Parameter(torch.empty(num_heads))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw r1 from U(0, 1) and r2 from U(0, 2)."""
-        nn.init.uniform_(self.r1, 0.0, 1.0)
-        nn.init.uniform_(self.r2, 0.0, 2.0)
+    starts = (1.0, 2.0)
 
     def forward(self, offset: Tensor, x: Tensor) -> Tensor:
         r1, r2 = _within(self.r1, _KERPLE_LEAST), _within(self.r2, _KERPLE_LEAST, 2.0)

@@ -16,7 +16,7 @@ from ala_encoder import named_datasets
 from ala_encoder.errors import UserError
 from ala_encoder.lines import Reading
 from ala_encoder.named_datasets import NamedDataset
-from ala_encoder.tables import Record
+from tests.test_tables import cells, refusal
 
 
 @pytest.fixture(autouse=True)
@@ -24,17 +24,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets.disable_progress_bars()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     named_datasets._why_away.cache_clear()
-
-
-def cells(found: list[Record]) -> list[list[object]]:
-    return [list(record.cells.values()) for record in found]
-
-
-def refusal(call: Any, *arguments: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 FEATURES = datasets.Features(
