@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from ala_encoder import kernels
 from ala_encoder.attention import attend
 from ala_encoder.errors import UserError
 from ala_encoder.heads import parse_head
-from ala_encoder.kernels import banded, features
+from ala_encoder.kernels import banded, blocks, features
 from ala_encoder.kernels.visibility import Visibility
 
 LENGTHS = [1, 2, 3, 63, 64, 65, 127, 128, 129, 200, 1000]
@@ -200,7 +200,7 @@ class Largest(TorchDispatchMode):
 def test_no_map_is_ever_held_without_need(case: str, path: str, padding: str) -> None:
     if path == "flex" or (path == "sdpa" and not case.startswith("full")):
         return  # those may
-    length = 1024 if path == "auto" else 512
+    length = 2048 if path in ("auto", "slope") else 512  # `slope` has tiles of 2^19 numbers
     rows = torch.ones(1, length, dtype=torch.long)
     rows[0, 300:] = {"none": 1, "right": 0, "documents": 2}[padding]
     with Largest() as largest:
@@ -238,7 +238,7 @@ def test_columns_behind_q_and_k_would_be_noticed() -> None:
     q, k, v = Drawn("slopes, causal", 1000, 1, torch.float32).leaves[:3]
     a = torch.ones(1, 3, 1000)
     front = attend(q, k, v, slopes=a, causal=True, path="slope")
-    steep_q, steep_k, _ = features.slope_columns(a, 0, WIDTH**-0.5)
+    steep_q, steep_k = features.slope_columns(a, WIDTH**-0.5)
     wide_q, wide_k = behind(q, [steep_q]), behind(k, [steep_k])
     wide_v = F.pad(v, (0, 2))
     back = F.scaled_dot_product_attention(
@@ -256,16 +256,29 @@ def test_documents_taken_for_padding_would_be_noticed(monkeypatch: pytest.Monkey
         assert_same(Drawn("full", 65, len(rows), torch.float32).results("sdpa", rows, False), exact)
 
 
-def test_a_future_that_is_one_key_off_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = Drawn("slopes", 65, 1, torch.float64).results("dense", None, False)
-    whole = features.slope_columns
-    monkeypatch.setattr(
-        sys.modules["ala_encoder.kernels.slope"],
-        "slope_columns",
-        lambda a, ahead, scale: whole(a, 0, scale),
-    )
-    with pytest.raises(AssertionError):
-        assert_same(Drawn("slopes", 65, 1, torch.float32).results("slope", None, False), exact)
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda far: replace(far, sides=(far.sides[1], far.sides[1])),  # far keys ahead: a rise
+        lambda far: replace(far, blocks=4),  # the smallest squares are left out
+        lambda far: replace(far, error=torch.zeros_like(far.error)),
+    ],
+)
+def test_squares_that_are_wrong_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch, broken: Any
+) -> None:
+    q, k, v = (torch.randn(1, 1, 2000, WIDTH) for _ in range(3))
+    a = torch.full((1, 1, 2000), 0.9999)
+    exact = attend(q.double(), k.double(), v.double(), slopes=a, path="dense")
+    assert (attend(q, k, v, slopes=a, path="slope") - exact).abs().max() < 5e-6
+    cut = blocks._cut
+
+    def cut_wrongly(*given: Any) -> Any:
+        near, far = cut(*given)
+        return near, broken(far)
+
+    monkeypatch.setattr(blocks, "_cut", cut_wrongly)
+    assert (attend(q, k, v, slopes=a, path="slope") - exact).abs().max() > 1e-5
 
 
 # ---------------------------------------------------------------------------------------------

@@ -26,21 +26,24 @@ _MAX_DOCUMENT = 2048
 """s above: beyond it the sums were no longer exact in float32."""
 
 
-def slope_columns(slopes: Tensor, ahead: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return columns for −a_i (i + ahead − j), and by how much they are off, as a row's constant.
+def slope_columns(slopes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return columns for −a_i (i − j), q's [B, H, T, 2] and k's [T, 2], float32.
 
-    slopes: float32 [B, H, T]; `scale` multiplies the kernel's scores, so q's columns are divided by
-    it. Returns q [B, H, T, 2], k [T, 2] and the error [B, H, T], all float32: the rounding of
-    a_i (i + ahead) leaves the softmax as it is, but not the log-sum-exp.
+    slopes: float32 [B, H, T]; `scale` multiplies the kernel's scores, so q's are divided by it.
     """
     positions = torch.arange(slopes.shape[2], dtype=torch.float32, device=slopes.device)
     steep = slopes / scale
-    constant = -(steep * (positions + ahead))
-    with torch.no_grad():
-        exact = steep.double() * (positions + ahead).double()
-        error = ((constant.double() + exact) * scale).float()
     ones = torch.ones_like(positions)
-    return torch.stack([constant, steep], -1), torch.stack([ones, positions], -1), error
+    return torch.stack([-(steep * positions), steep], -1), torch.stack([ones, positions], -1)
+
+
+@torch.no_grad()
+def slope_error(slopes: Tensor, scale: float) -> Tensor:
+    """Return by how much the scores of `slope_columns` are off, a row's constant: [B, H, T]."""
+    positions = torch.arange(slopes.shape[2], dtype=torch.float32, device=slopes.device)
+    steep = slopes / scale
+    exact = steep.double() * positions.double()
+    return ((exact - (steep * positions).double()) * scale).float()
 
 
 def numbered(segments: Tensor) -> Tensor:
@@ -81,4 +84,11 @@ def widen(x: Tensor, columns: Sequence[Tensor]) -> Tensor:
 
 def tiled(x: Tensor) -> Tensor:
     """Return x with rows of 0 up to whole tiles: [B, H, T, d] → [B, H, T', d]."""
-    return F.pad(x, (0, 0, 0, -x.shape[2] % TILE))
+    more = -x.shape[2] % TILE
+    return F.pad(x, (0, 0, 0, more)) if more else x
+
+
+def cut(x: Tensor, length: int, width: int) -> Tensor:
+    """Return x without filling: [B, H, T', d'] → [B, H, length, width]."""
+    x = x[..., :width] if width < x.shape[-1] else x  # a slice of all copies its gradient
+    return x[:, :, :length] if length < x.shape[2] else x

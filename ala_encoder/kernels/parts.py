@@ -119,7 +119,7 @@ def _flex(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part:
 
     def bias(row: Tensor) -> Tensor:
         assert given_bias is not None
-        return _of_heads(given_bias(row), part, -3)
+        return _of_heads(given_bias(row), part)
 
     def allowed(row: Tensor) -> Tensor:
         return torch.stack([head.allows(row) for head in own])
@@ -138,19 +138,19 @@ def _flex(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part:
 def _banded(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part: Part) -> Tensor:
     own, segments = [scoring.heads[h] for h in part.heads], scoring.visibility.segments
     if not part.has_scores:
-        return banded_one(v[:, _index(part)], [h.offsets()[0] for h in own], segments=segments)
+        return banded_one(_of_heads(v, part), [h.offsets()[0] for h in own], segments=segments)
     known = [offsets(head, scoring.case) for head in own]
     row = sorted({o for seen in known if seen is not None for o in seen})
     device = v.device
     if own[0].is_local and not scoring.case.is_pre_softmax:
         keep = torch.tensor([[head.allows(o) for o in row] for head in own], device=device)
         q, k, groups = _used(q, k, v, scoring, part)
-        v = v[:, _index(part)]
+        v = _of_heads(v, part)
         return banded_post(q, k, v, row, keep, groups=groups, segments=segments)
     q, k, v = _expanded(q, k, v, scoring, part)
     bias = scoring.total(torch.tensor([row], device=device))
     if bias is not None:
-        bias = _of_heads(bias, part, -3)
+        bias = _of_heads(bias, part)
     if len({(head.kind, head.k) for head in own}) > 1:
         hidden = [[[not head.allows(o) for o in row]] for head in own]
         local = closed(torch.tensor(hidden, device=device))
@@ -188,10 +188,10 @@ def _index(part: Part) -> Any:
     return list(part.heads)
 
 
-def _of_heads(x: Tensor, part: Part, dim: int) -> Tensor:
+def _of_heads(x: Tensor, part: Part, dim: int = -3) -> Tensor:
     """Return the heads of a part; `dim`, counted from the end, may be missing or 1 for all."""
-    if x.dim() < -dim or x.shape[dim] == 1:
-        return x
+    if x.dim() < -dim or x.shape[dim] == 1 or part.heads == tuple(range(x.shape[dim])):
+        return x  # a slice of all would cost a copy of its gradient
     return x[(..., _index(part), *[slice(None)] * (-dim - 1))]
 
 
@@ -220,7 +220,7 @@ def _expanded(
     q, k, groups = _used(q, k, v, scoring, part)
     if groups is not None:
         q, k = q[:, list(groups)], k[:, list(groups)]
-    return q, k, v[:, _index(part)]
+    return q, k, _of_heads(v, part)
 
 
 def _with_maps(
@@ -233,14 +233,14 @@ def _with_maps(
     if scoring.slopes is not None or scoring.bias is not None:
         bias = scoring.total(_offset(q, k, scoring))
         assert bias is not None
-        bias = _of_heads(bias, part, -3)
+        bias = _of_heads(bias, part)
     if any(head.is_local for head in own):
         offset = _offset(q, k, scoring)
         keep = torch.stack([head.allows(offset) for head in own])
     if keep is not None and scoring.case.is_pre_softmax:
         hidden = closed(~keep)
         bias, keep = hidden if bias is None else bias + hidden, None
-    given = {"q": q, "k": k, "v": v[:, _index(part)], "bias": bias, "groups": groups}
+    given = {"q": q, "k": k, "v": _of_heads(v, part), "bias": bias, "groups": groups}
     return given, keep
 
 

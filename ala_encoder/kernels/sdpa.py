@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ala_encoder.kernels.features import tiled, widen
+from ala_encoder.kernels.features import cut, tiled, widen
 from ala_encoder.kernels.visibility import Visibility, combine
 
 
@@ -66,6 +66,6 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
         keys, _ = combine(None, visibility.real_keys[:, None, None])
         given["attn_mask"] = keys
     mixed = F.scaled_dot_product_attention(q, k, v, **given)
-    mixed = mixed[:, :, :length, :width]
+    mixed = cut(mixed, length, width)
     assert visibility.blind is not None
     return mixed.masked_fill(visibility.blind[:, None, :, None], 0.0)
