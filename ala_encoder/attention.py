@@ -97,7 +97,8 @@ class Attention(nn.Module):
         self._is_linear = [isinstance(entry, LINEAR) for entry in own]
         self.ratio: float | nn.Parameter = settings.ratio
         if settings.ratio_learnable:
-            self.ratio = nn.Parameter(torch.tensor(settings.ratio))
+            # Not a number alone: DeepSpeed sends parameters as bytes, which needs a dimension.
+            self.ratio = nn.Parameter(torch.tensor([settings.ratio]))
         self.v_proj = nn.Linear(dim, dim, bias=bias)
         self.out_proj = nn.Linear(dim, dim, bias=bias)
 

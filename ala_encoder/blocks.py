@@ -1,13 +1,14 @@
 """Transformer blocks and the stack that owns what its layers share.
 
-For: post-norm (BERT) and pre-norm encoder blocks, activation checkpointing. Not for: embeddings and
-heads (`models`).
+For: post-norm (BERT) and pre-norm blocks, with cross-attention or without, activation
+checkpointing. Not for: embeddings and heads (`models`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,64 +20,35 @@ from ala_encoder.heads import HeadTable
 from ala_encoder.kernels import Visibility
 from ala_encoder.positions import Rotary, counted
 from ala_encoder.settings.attention import AttentionSettings
-from ala_encoder.settings.model import EncoderModel
+from ala_encoder.settings.model import Transformer
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+def build_norm(model: Transformer) -> nn.Module:
+    """Return a normalisation of [..., dim]: nn.LayerNorm or nn.RMSNorm."""
+    kind = nn.LayerNorm if model.normalization == "layer_norm" else nn.RMSNorm
+    return kind(model.dim, eps=model.layer_norm_eps)
 
 
 class FeedForward(nn.Module):
-    """dim → ffn_dim → GELU (erf) → dim."""
+    """dim → ffn_dim → activation → dim."""
 
-    def __init__(self, dim: int, ffn_dim: int) -> None:
+    def __init__(self, model: Transformer) -> None:
         super().__init__()
-        self.in_proj = nn.Linear(dim, ffn_dim)
-        self.out_proj = nn.Linear(ffn_dim, dim)
+        self.in_proj = nn.Linear(model.dim, model.ffn_dim)
+        self.out_proj = nn.Linear(model.ffn_dim, model.dim)
+        self.activation = ACTIVATIONS[model.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, dim] → [B, T, dim]."""
-        out: Tensor = self.out_proj(F.gelu(self.in_proj(x)))
+        out: Tensor = self.out_proj(self.activation(self.in_proj(x)))
         return out
-
-
-class Block(nn.Module):
-    """Attention and feed-forward, each with a residual and a layer norm."""
-
-    def __init__(
-        self,
-        table: HeadTable,
-        layer: int,
-        model: EncoderModel,
-        settings: AttentionSettings,
-        *,
-        causal: bool = False,
-    ) -> None:
-        super().__init__()
-        self.is_pre_norm = model.norm == "pre"
-        self.attention = Attention(
-            table, layer, model.dim, settings, bias=model.attention_bias, causal=causal
-        )
-        self.attention_norm = nn.LayerNorm(model.dim, eps=model.layer_norm_eps)
-        self.ffn = FeedForward(model.dim, model.ffn_dim)
-        self.ffn_norm = nn.LayerNorm(model.dim, eps=model.layer_norm_eps)
-        self.dropout = nn.Dropout(model.dropout)
-
-    def forward(
-        self,
-        x: Tensor,
-        bank: QKBank,
-        visibility: Visibility,
-        shared: Sequence[nn.Module] = (),
-        rotation: tuple[Tensor, Tensor] | None = None,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """x [B, T, dim] → (x [B, T, dim], attention weights [B, H, T, T] or None)."""
-        inside = self.attention_norm(x) if self.is_pre_norm else x
-        mixed, weights = self.attention(
-            inside, bank, visibility, shared=shared, rotation=rotation, need_weights=need_weights
-        )
-        x = x + self.dropout(mixed)
-        if self.is_pre_norm:
-            return x + self.dropout(self.ffn(self.ffn_norm(x))), weights
-        x = self.attention_norm(x)
-        return self.ffn_norm(x + self.dropout(self.ffn(x))), weights
 
 
 @dataclass
@@ -87,18 +59,96 @@ class Trace:
     """The stack's input, then each layer's output: [B, T, dim]."""
     weights: list[Tensor] = field(default_factory=list)
     """Attention weights after softmax and `keep`: [B, H, T, T]."""
+    cross_weights: list[Tensor] = field(default_factory=list)
+    """The same of cross-attention: [B, H, T, S]."""
 
 
-class Stack(nn.Module):
-    """The layers, and what they share: the bank of Q/K projections, some biases, the rotation."""
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What every layer of a stack is handed for one attention of it in a forward pass."""
+
+    bank: QKBank
+    visibility: Visibility
+    shared: Iterable[nn.Module] = ()
+    """The biases that all layers share."""
+    rotation: tuple[Tensor, Tensor] | None = None
+    memory: Tensor | None = None
+    """Of cross-attention: [B, S, dim]."""
+
+    def attend(self, attention: Attention, x: Tensor, weights: list[Tensor] | None) -> Tensor:
+        """Return what a layer's attention gives; its weights are put into `weights`, if any."""
+        mixed, found = attention(
+            x,
+            self.bank,
+            self.visibility,
+            shared=self.shared,
+            rotation=self.rotation,
+            memory=self.memory,
+            need_weights=weights is not None,
+        )
+        if weights is not None:
+            weights.append(found)
+        return mixed  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Attention, cross-attention where there is one, feed-forward: each with residual and norm."""
 
     def __init__(
         self,
         table: HeadTable,
-        model: EncoderModel,
+        layer: int,
+        model: Transformer,
         settings: AttentionSettings,
         *,
         causal: bool = False,
+        cross: tuple[HeadTable, AttentionSettings] | None = None,
+    ) -> None:
+        super().__init__()
+        self.is_pre_norm = model.norm == "pre"
+        self.attention = Attention(
+            table, layer, model.dim, settings, bias=model.attention_bias, causal=causal
+        )
+        self.attention_norm = build_norm(model)
+        if cross is not None:
+            self.cross_attention = Attention(
+                cross[0], layer, model.dim, cross[1], bias=model.attention_bias, cross=True
+            )
+            self.cross_norm = build_norm(model)
+        self.ffn = FeedForward(model)
+        self.ffn_norm = build_norm(model)
+        self.dropout = nn.Dropout(model.dropout)
+
+    def forward(
+        self, x: Tensor, own: Context, cross: Context | None = None, trace: Trace | None = None
+    ) -> Tensor:
+        """x [B, T, dim] → [B, T, dim]; attention weights are put into `trace`, if any."""
+        weights = None if trace is None else trace.weights
+        x = self._step(x, self.attention_norm, lambda y: own.attend(self.attention, y, weights))
+        if cross is not None:
+            weights = None if trace is None else trace.cross_weights
+            x = self._step(
+                x, self.cross_norm, lambda y: cross.attend(self.cross_attention, y, weights)
+            )
+        return self._step(x, self.ffn_norm, self.ffn)
+
+    def _step(self, x: Tensor, norm: nn.Module, change: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.is_pre_norm:
+            return x + self.dropout(change(norm(x)))  # type: ignore[no-any-return]
+        return norm(x + self.dropout(change(x)))  # type: ignore[no-any-return]
+
+
+class Stack(nn.Module):
+    """The layers, and what they share: banks of Q/K projections, some biases, the rotation."""
+
+    def __init__(
+        self,
+        table: HeadTable,
+        model: Transformer,
+        settings: AttentionSettings,
+        *,
+        causal: bool = False,
+        cross: tuple[HeadTable, AttentionSettings] | None = None,
     ) -> None:
         super().__init__()
         self.causal = causal
@@ -106,32 +156,61 @@ class Stack(nn.Module):
         self.biases = biases.build(
             settings.biases, model.dim, model.num_heads, causal=causal, shared=True
         )
+        self.has_cross = cross is not None
+        if cross is not None:
+            self.cross_bank = QKBank(cross[0], model.dim, bias=model.attention_bias)
+            self.cross_biases = biases.build(
+                cross[1].biases, model.dim, model.num_heads, shared=True
+            )
         self.rotary = Rotary(model.dim // model.num_heads) if model.positions == "rotary" else None
         self.layers = nn.ModuleList(
-            Block(table, layer, model, settings, causal=causal) for layer in range(table.num_layers)
+            Block(table, layer, model, settings, causal=causal, cross=cross)
+            for layer in range(table.num_layers)
         )
-        self.norm = (
-            nn.LayerNorm(model.dim, eps=model.layer_norm_eps) if model.norm == "pre" else None
-        )
+        self.norm = build_norm(model) if model.norm == "pre" else None
         self.activation_checkpointing = False
 
-    def forward(self, x: Tensor, segments: Tensor | None, trace: Trace | None = None) -> Tensor:
-        """x [B, T, dim], segments int [B, T] or None (no padding) → [B, T, dim]."""
-        visibility = Visibility.of(segments, causal=self.causal)
-        rotation = None
-        if self.rotary is not None:
-            rotation = self.rotary(counted(segments, x.shape[1], x.device))
-        given = (self.bank, visibility, self.biases, rotation)
+    def forward(
+        self,
+        x: Tensor,
+        segments: Tensor | None,
+        trace: Trace | None = None,
+        *,
+        memory: Tensor | None = None,
+        memory_segments: Tensor | None = None,
+    ) -> Tensor:
+        """x [B, T, dim], segments int [B, T] or None (no padding) → [B, T, dim].
+
+        memory, memory_segments: [B, S, dim] and int [B, S] or None, of the text that a stack with
+        cross-attention looks at; segments of equal number belong together.
+        """
+        own, cross = self._own(x, segments), None
+        if self.has_cross:
+            assert memory is not None
+            across = Visibility.across(segments, memory_segments, x.shape[1], memory.shape[1])
+            cross = Context(self.cross_bank, across, self.cross_biases, memory=memory)
         if trace is not None:
             trace.hidden_states.append(x)
         for layer in self.layers:
             if self.activation_checkpointing and self.training and trace is None:
                 # Only the non-reentrant kind meets shared projections under ZeRO correctly.
-                x, _ = checkpoint(layer, x, *given, use_reentrant=False)
+                x = checkpoint(layer, x, own, cross, use_reentrant=False)
                 continue
-            x, weights = layer(x, *given, trace is not None)
+            x = layer(x, own, cross, trace)
             if trace is not None:
-                assert weights is not None
                 trace.hidden_states.append(x)
-                trace.weights.append(weights)
         return x if self.norm is None else self.norm(x)
+
+    def _own(self, x: Tensor, segments: Tensor | None) -> Context:
+        rotation = None
+        if self.rotary is not None:
+            rotation = self.rotary(counted(segments, x.shape[1], x.device))
+        visibility = Visibility.of(segments, causal=self.causal)
+        return Context(self.bank, visibility, self.biases, rotation)
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let every stack of a model compute its layers again in the backward pass, to save memory."""
+    for part in model.modules():
+        if isinstance(part, Stack):
+            part.activation_checkpointing = True

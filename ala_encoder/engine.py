@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from ala_encoder import optim, ranks
 from ala_encoder.batches import model_inputs
+from ala_encoder.blocks import checkpoint_activations
 from ala_encoder.errors import RunStopped, UserError, reason
 from ala_encoder.settings.engine import EngineSettings
 from ala_encoder.settings.experiment import TrainingRun
@@ -61,7 +62,7 @@ class Engine:
 
         self.precision = choose_precision(run.engine)
         if run.engine.activation_checkpointing:
-            model.encoder.stack.activation_checkpointing = True  # type: ignore[union-attr]
+            checkpoint_activations(model)
         self.config = deepspeed_config(run, split, ranks.world_size(), self.precision)
         self._is_plain = run.engine.zero_stage == 0 and self.precision == "float32"
         self._device = device()

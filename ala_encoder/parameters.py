@@ -7,22 +7,30 @@ encoder's self-attention (Pande et al.); the parameters of distance biases stand
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ala_encoder.heads import HeadTable
-from ala_encoder.settings.attention import AttentionSettings
+from ala_encoder.settings.attention import AttentionSettings, head_table
 from ala_encoder.settings.biases import SHARED
-from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel, ModelSettings
+from ala_encoder.settings.model import (
+    CausalModel,
+    EncoderDecoderModel,
+    EncoderModel,
+    ModelSettings,
+    Transformer,
+)
 
 
 def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
     return outputs * (inputs + bias)
 
 
-def _norm(dim: int) -> int:
-    return 2 * dim
+def _norm(model: Transformer) -> int:
+    return model.dim * (2 if model.normalization == "layer_norm" else 1)
 
 
 def attention_parameters(table: HeadTable, dim: int, *, bias: bool) -> int:
-    """Count Q, K, V and output projections of a stack of self-attention."""
+    """Count Q, K, V and output projections of one attention of every layer of a stack."""
     head_dim = dim // table.num_heads
     shared = 2 * table.num_groups * _linear(dim, head_dim, bias)
     return shared + table.num_layers * 2 * _linear(dim, dim, bias)
@@ -40,55 +48,81 @@ def bias_parameters(attention: AttentionSettings, table: HeadTable, dim: int) ->
 
 def count(
     model: ModelSettings,
-    attention: AttentionSettings,
-    table: HeadTable,
+    attention: Mapping[str, AttentionSettings | None],
     vocab_size: int,
     num_labels: int | None = None,
 ) -> dict[str, int]:
     """Return the counts of a model by part.
 
-    `total` is that of the pretraining form, or of a classifier when `num_labels` is given.
+    attention: the settings by section; None or left out: plain. For each section there are the
+    counts of its projections and of its biases; `qk_groups` is of the first section. `total` is
+    that of the pretraining form, or of a classifier when `num_labels` is given.
     """
-    attention_count = attention_parameters(table, model.dim, bias=model.attention_bias)
-    counts = {
-        "encoder_attention": attention_count,
-        "encoder_bias": bias_parameters(attention, table, model.dim),
-        "qk_groups": table.num_groups,
-        "embeddings": vocab_size * model.dim,
-    }
-    ffn = _linear(model.dim, model.ffn_dim) + _linear(model.ffn_dim, model.dim)
-    stack = attention_count + counts["encoder_bias"]
-    stack += model.num_layers * (ffn + 2 * _norm(model.dim))
-    stack += _norm(model.dim) if model.norm == "pre" else 0
+    counts: dict[str, int] = {}
+    for section in model.sections:
+        settings = attention.get(section) or AttentionSettings()
+        table = head_table(settings, model.layers_of(section), model.num_heads)
+        counts |= {
+            f"{section}_attention": attention_parameters(
+                table, model.dim, bias=model.attention_bias
+            ),
+            f"{section}_bias": bias_parameters(settings, table, model.dim),
+        }
+        counts.setdefault("qk_groups", table.num_groups)
+    counts["embeddings"] = vocab_size * model.dim
     if isinstance(model, EncoderModel):
-        return counts | _encoder_total(model, stack, vocab_size, num_labels)
-    return counts | _encoder_decoder_total(model, stack, ffn, vocab_size)
+        return counts | _encoder(model, counts, vocab_size, num_labels)
+    if isinstance(model, CausalModel):
+        return counts | _causal(model, counts)
+    return counts | _encoder_decoder(model, counts, vocab_size)
 
 
-def _encoder_total(
-    model: EncoderModel, stack: int, vocab_size: int, num_labels: int | None
+def _stack(model: Transformer, counts: Mapping[str, int], *sections: str) -> int:
+    """Count a stack whose layers have the attention of these sections."""
+    ffn = _linear(model.dim, model.ffn_dim) + _linear(model.ffn_dim, model.dim)
+    layer = ffn + (1 + len(sections)) * _norm(model)
+    total = model.layers_of(sections[0]) * layer + _norm(model) * (model.norm == "pre")
+    return total + sum(counts[f"{name}_attention"] + counts[f"{name}_bias"] for name in sections)
+
+
+def _positions(model: Transformer) -> int:
+    return (model.max_length or 0) * model.dim if model.positions == "learned" else 0
+
+
+def _encoder(
+    model: EncoderModel, counts: Mapping[str, int], vocab_size: int, num_labels: int | None
 ) -> dict[str, int]:
-    positions = model.max_length if model.positions == "learned" else 0
-    embeddings = (vocab_size + positions + 2) * model.dim + _norm(model.dim)
-    head = _linear(model.dim, model.dim) + _norm(model.dim) + vocab_size
+    types = 2 * model.dim
+    encoder = counts["embeddings"] + _positions(model) + types + _norm(model)
+    encoder += _stack(model, counts, "encoder")
+    head = _linear(model.dim, model.dim) + _norm(model) + vocab_size
     pooler = _linear(model.dim, model.dim)
     if num_labels is not None:
         head = pooler + _linear(model.dim, num_labels)
     return {
-        "encoder": embeddings + stack,
-        "encoder_with_pooler": embeddings + stack + pooler,
-        "total": embeddings + stack + head,
+        "encoder": encoder,
+        "encoder_with_pooler": encoder + pooler,
+        "total": encoder + head,
     }
 
 
-def _encoder_decoder_total(
-    model: EncoderDecoderModel, stack: int, ffn: int, vocab_size: int
+def _causal(model: CausalModel, counts: Mapping[str, int]) -> dict[str, int]:
+    parts = {
+        "positions": _positions(model),
+        "decoder": _stack(model, counts, "decoder"),
+        "output": 0 if model.tied_embeddings else counts["embeddings"],
+    }
+    norm = _norm(model) * model.embedding_norm
+    return parts | {"total": counts["embeddings"] + norm + sum(parts.values())}
+
+
+def _encoder_decoder(
+    model: EncoderDecoderModel, counts: Mapping[str, int], vocab_size: int
 ) -> dict[str, int]:
-    own = 4 * _linear(model.dim, model.dim, model.attention_bias)
-    layer = 2 * own + ffn + 3 * _norm(model.dim)
-    decoder = model.num_decoder_layers * layer + (_norm(model.dim) if model.norm == "pre" else 0)
-    return {
-        "encoder": stack,
-        "decoder": decoder,
-        "total": vocab_size * model.dim + stack + decoder,
+    parts = {
+        "positions": 2 * _positions(model),
+        "encoder": _stack(model, counts, "encoder"),
+        "decoder": _stack(model, counts, "decoder", "cross"),
+        "output": vocab_size * model.output_bias,
     }
+    return parts | {"total": counts["embeddings"] + sum(parts.values())}

@@ -1,13 +1,14 @@
 """Where a token stands: added to the embeddings, or turned into q and k.
 
 For: learned (BERT), sinusoidal and rotary positions. Not for: distances, which are biases. All
-count from a row's first real token, so that a sentence gets the same wherever it lies.
+count from a document's first token, so that a sentence gets the same wherever it lies.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ala_encoder.errors import UserError
 
@@ -84,11 +85,14 @@ def angles(positions: Tensor, dim: int) -> Tensor:
 
 
 def counted(segments: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Return positions from each row's first real token: int [B, T], [1, T] without segments."""
+    """Return positions from each document's first token: int [B, T], [1, T] without segments."""
     positions = torch.arange(length, device=device)[None]
     if segments is None:
         return positions
-    return (positions - first_real(segments)[:, None]).clamp(min=0)
+    begins = (segments > 0) & (segments != F.pad(segments[:, :-1], (1, 0)))
+    starts = (positions * begins).cummax(1).values
+    # In front of the first document nothing has begun.
+    return (positions - starts.maximum(first_real(segments)[:, None])).clamp(min=0)
 
 
 def first_real(segments: Tensor) -> Tensor:

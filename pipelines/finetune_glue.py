@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ala_encoder import ranks
 from ala_encoder.command import run
 from ala_encoder.parameters import count
-from ala_encoder.settings.experiment import FinetuneRun, check_stack, find_export
+from ala_encoder.settings.experiment import FinetuneRun, find_export
 from ala_encoder.settings.train import split_batch
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ def _card(settings: FinetuneRun, start: Start, data: TaskData) -> Card:
     from ala_encoder.export import Card
 
     task, vocab_size = data.task, start.tokenizer.vocab_size
-    table = check_stack(start.model, start.encoder, start.model.max_length)
     return Card(
         kind="classifier",
         variant=start.variant,
@@ -80,7 +79,7 @@ def _card(settings: FinetuneRun, start: Start, data: TaskData) -> Card:
         data=settings.data,
         data_name=data.name,
         labels=task.labels,
-        parameters=count(start.model, start.encoder, table, vocab_size, task.num_outputs),
+        parameters=count(start.model, {"encoder": start.encoder}, vocab_size, task.num_outputs),
     )
 
 

@@ -12,11 +12,12 @@ from ala_encoder.settings.experiment import Architecture
 
 def main(settings: Architecture, as_json: bool) -> None:
     """Print the counts of every part."""
-    counts = count(settings.model, settings.encoder, settings.table, settings.vocab_size)
+    counts = count(settings.model, settings.attention, settings.vocab_size)
     if as_json:
         print(json.dumps(counts))
         return
-    print(f"heads: {settings.table}")
+    for section, table in settings.tables.items():
+        print(f"{section}: {table}")
     for name, value in counts.items():
         print(f"{name:<24} {value:>15,}")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ala_encoder import ranks
 from ala_encoder.command import run
 from ala_encoder.parameters import count
-from ala_encoder.settings.experiment import PretrainRun, check_stack
+from ala_encoder.settings.experiment import PretrainRun
 from ala_encoder.settings.train import split_batch
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ def main(settings: PretrainRun) -> None:
 def _card(settings: PretrainRun, tokenizer: Tokenizer, data_name: str) -> Card:
     from ala_encoder.export import Card
 
-    table = check_stack(settings.model, settings.encoder, settings.data.length)
     return Card(
         kind="masked_lm",
         variant=settings.variant,
@@ -72,7 +71,7 @@ def _card(settings: PretrainRun, tokenizer: Tokenizer, data_name: str) -> Card:
         encoder=settings.encoder,
         data=settings.data,
         data_name=data_name,
-        parameters=count(settings.model, settings.encoder, table, tokenizer.vocab_size),
+        parameters=count(settings.model, {"encoder": settings.encoder}, tokenizer.vocab_size),
     )
 
 

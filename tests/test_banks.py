@@ -116,15 +116,13 @@ def test_a_bert_is_read_with_a_count_of_what_it_has_too_much(
     model = EncoderModel(
         family="encoder", dim=12, num_layers=2, num_heads=3, ffn_dim=8, max_length=8, dropout=0.0
     )
-    bert = hub.to_bert(
-        MaskedLM(model, AttentionSettings(), 19).state_dict(), model, AttentionSettings(),
-        "masked_lm",
-    )  # fmt: skip
+    ours = MaskedLM(model, AttentionSettings(), 19).state_dict()
+    bert = hub.to_hub("bert", ours, model, AttentionSettings(), "masked_lm")
     pre = AttentionSettings(
         mask_operator="pre_softmax",
         heads=(("prev1#a", "identity#a", "full"), ("band1", "prev1#a", "full")),
     )
-    state = hub.from_bert(bert, model, pre, "masked_lm")
+    state = hub.from_hub("bert", bert, model, pre, "masked_lm")
     assert "import of BERT: Q and K of 3 heads dropped (312 numbers)" in capsys.readouterr().err
     built = MaskedLM(model, pre, 19)
     built.load_state_dict(state)
@@ -137,4 +135,4 @@ def test_a_bert_is_read_with_a_count_of_what_it_has_too_much(
 def test_bert_has_learned_positions_alone(positions: str) -> None:
     model = EncoderModel(family="encoder", positions=positions)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=f"positions = '{positions}'"):
-        hub.bert_config(model, 30_522)
+        hub.config_of("bert", model, 30_522)

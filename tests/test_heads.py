@@ -200,7 +200,7 @@ def test_a_table_with_yaml_anchors_is_the_layout_it_spells(tmp_path: Path) -> No
     full = ", ".join(["full"] * 8)
     rows = f"    - &tied [{local}]\n    - *tied\n    - *tied\n"
     rows += f"    - &all [{full}]\n    - *all\n    - *all\n"
-    table = loader.load(write(tmp_path / "k.yaml", rows), [], Architecture).table
+    table = loader.load(write(tmp_path / "k.yaml", rows), [], Architecture).tables["encoder"]
     spelt, named = table, table_of("k")
     assert spelt.groups == named.groups
     assert [[(h.kind, h.k) for h in row] for row in spelt.rows] == [

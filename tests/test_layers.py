@@ -17,7 +17,8 @@ TIERS: list[set[str]] = [
      "generated", "files", "lines"},
     {"kernels", "attention", "corpus", "objectives", "metrics", "optim", "glue", "quickstart",
      "parameters", "command", "plots", "labelled", "splits", "tables", "named_datasets", "sources",
-     "manifests", "task_files", "language_model", "banks"},
+     "manifests", "task_files", "language_model", "banks", "parallel", "cleaning",
+     "parallel_corpus", "parallel_manifests"},
     {"blocks", "batches"},
     {"examples", "models"},
     {"checkpoint", "engine", "tracking", "hub", "export", "evaluation", "records"},
@@ -28,7 +29,8 @@ TIERS: list[set[str]] = [
 ONLY: dict[str, str] = {
     "deepspeed": "engine", "mlflow": "tracking", "transformers": "hub", "evaluate": "metrics",
     "datasets": "metrics tables named_datasets", "pyarrow": "tables named_datasets",
-    "huggingface_hub": "named_datasets tokenizer",
+    "huggingface_hub": "named_datasets tokenizer", "sacremoses": "tokenizer",
+    "subword_nmt": "tokenizer",
 }  # fmt: skip
 """Library → the modules, few, that may import it."""
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ala_encoder import hub
-from ala_encoder.blocks import Block, Trace
+from ala_encoder.blocks import Block, Context, Trace
 from ala_encoder.errors import UserError
 from ala_encoder.kernels import Visibility
-from ala_encoder.models import Classifier, Encoder, MaskedLM
+from ala_encoder.models import CausalLM, Classifier, Encoder, MaskedLM, Seq2Seq
 from ala_encoder.settings.attention import AttentionSettings, head_table
-from ala_encoder.settings.model import EncoderModel
+from ala_encoder.settings.model import CausalModel, EncoderDecoderModel, EncoderModel
 
 VOCAB, LABELS = 23, 3
 MODEL = EncoderModel(
@@ -35,10 +35,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window": {"biases": [{"kind": "window", "width": 3}]},
     "dense": {"path": "dense"},
 }  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "groups": {"heads": [["full#a", "full#a", "full#b", "full"]] * 3},
+    "shared": {"biases": [{"kind": kind} for kind in ("t5", "kerple_log", "kerple_power")]},
+}
+"""What every family can have."""
 
 
 def attention(variant: str) -> AttentionSettings:
-    return AttentionSettings.model_validate(VARIANTS[variant])
+    return AttentionSettings.model_validate({**VARIANTS, **FAMILIES}[variant])
 
 
 def shaken(module: Any, seed: int = 0) -> Any:
@@ -81,7 +86,7 @@ def twins(head: hub.Form, rows: AttentionSettings = PLAIN) -> tuple[Any, Any]:
     """Return our model and the Hugging Face one, with our weights copied into theirs."""
     from transformers import BertForMaskedLM, BertForSequenceClassification
 
-    config = hub.bert_config(MODEL, VOCAB)
+    config = hub.config_of("bert", MODEL, VOCAB)
     config.num_labels = LABELS
     if head == "masked_lm":
         ours, theirs = shaken(MaskedLM(MODEL, rows, VOCAB)), BertForMaskedLM(config)
@@ -89,7 +94,7 @@ def twins(head: hub.Form, rows: AttentionSettings = PLAIN) -> tuple[Any, Any]:
         ours = shaken(Classifier(MODEL, rows, VOCAB, LABELS))
         theirs = BertForSequenceClassification(config)
     shaken(theirs, seed=9)
-    state = hub.to_bert(ours.state_dict(), MODEL, rows, head)
+    state = hub.to_hub("bert", ours.state_dict(), MODEL, rows, head)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert not unexpected
@@ -99,7 +104,7 @@ def twins(head: hub.Form, rows: AttentionSettings = PLAIN) -> tuple[Any, Any]:
 def gradients(ours: Any, theirs: Any, rows: AttentionSettings, head: hub.Form) -> None:
     """Assert that every gradient of theirs is ours, through the map of the weights."""
     grads = {name: p.grad for name, p in ours.named_parameters()}
-    mapped = hub.to_bert(grads, MODEL, rows, head)
+    mapped = hub.to_hub("bert", grads, MODEL, rows, head)
     found = {n: p.grad for n, p in theirs.named_parameters() if n in mapped}
     assert_equal(mapped, found)
     assert all(value.abs().max() > 1e-4 for n, value in mapped.items() if "key.bias" not in n)
@@ -114,7 +119,6 @@ def test_masked_lm_equals_its_hugging_face_twin(path: str, padded: bool) -> None
     mask = segments if padded else None
     if mask is None:
         segments = torch.ones_like(segments)
-        ids = ids.masked_fill(ids == 0, 5)  # theirs never gives [PAD]'s embedding a gradient
     logits = ours(ids, every(segments), mask, types)
     expected = theirs(ids, attention_mask=mask, token_type_ids=types).logits[segments > 0]
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
@@ -165,7 +169,7 @@ def test_a_block_equals_torchs_encoder_layer(norm: str) -> None:
     segments = batch()[1]
     x = torch.randn(3, 9, 24, generator=torch.Generator().manual_seed(2))
     ours_in, theirs_in = x.clone().requires_grad_(), x.clone().requires_grad_()
-    ours, _ = block(ours_in, encoder.stack.bank, Visibility.of(segments))
+    ours = block(ours_in, Context(encoder.stack.bank, Visibility.of(segments)))
     theirs = twin(theirs_in, src_key_padding_mask=segments == 0)
     real = segments > 0
     torch.testing.assert_close(ours[real], theirs[real], atol=1e-5, rtol=1e-5)
@@ -263,6 +267,18 @@ def test_logits_of_targets_are_the_rows_of_all_logits() -> None:
     assert ours(ids, torch.tensor([], dtype=torch.long), segments, types).shape == (0, VOCAB)
 
 
+def test_the_head_has_the_activation_and_the_norm_of_its_model() -> None:
+    model = MODEL.model_copy(update={"activation": "relu", "normalization": "rms_norm"})
+    ours = shaken(MaskedLM(model, PLAIN, VOCAB))
+    head, words = ours.head, ours.encoder.vocabulary
+    x = torch.randn(5, 24)
+    inner = (x @ head.proj.weight.T + head.proj.bias).clamp(min=0)
+    normed = inner / (inner.square().mean(-1, keepdim=True) + 1e-12).sqrt() * head.norm.weight
+    expected = normed @ words.weight.T + head.output_bias
+    torch.testing.assert_close(head(x, words), expected, atol=1e-5, rtol=1e-5)
+    assert not [name for name in ours.state_dict() if "norm.bias" in name]
+
+
 def trained(variant: str, norm: str, checkpointing: bool, dropout: float) -> dict[str, Tensor]:
     model = MODEL.model_copy(update={"norm": norm, "dropout": dropout})
     ours = shaken(MaskedLM(model, attention(variant), VOCAB)).train()
@@ -324,6 +340,53 @@ def test_every_parameter_starts_as_bert_does(build: Any) -> None:
         else:
             assert abs(parameter.std().item() / MODEL.init_std - 1) < 0.35, name
             assert abs(parameter.mean().item()) < 0.01, name
+
+
+def family(name: str, variant: str) -> tuple[Any, tuple[Tensor, ...]]:
+    """Return a model with the attention of `variant`, and what its `forward` takes."""
+    ids, segments, types = batch()
+    given, plain = attention(variant), MODEL.model_dump(include={"dim", "num_layers", "num_heads",
+                                                                 "ffn_dim", "dropout"})  # fmt: skip
+    if name == "masked":
+        return MaskedLM(MODEL, given, VOCAB), (ids, every(segments), segments, types)
+    if name == "classifier":
+        return Classifier(MODEL, given, VOCAB, LABELS), (ids, segments, types)
+    if name == "causal":
+        causal = CausalModel(
+            family="causal", max_length=12, embedding_norm=True, tied_embeddings=False, **plain
+        )
+        return CausalLM(causal, given, VOCAB), (ids, segments)
+    both = EncoderDecoderModel(
+        family="encoder_decoder", num_decoder_layers=3, output_bias=True, **plain
+    )
+    cross = given.model_copy(update={"ratio_learnable": bool(given.biases)})
+    sections = {"encoder": given, "decoder": given, "cross": cross}
+    return Seq2Seq(both, sections, VOCAB), (ids, ids[:, :5], segments, segments[:, :5])
+
+
+@pytest.mark.parametrize("variant", ["full", "groups", "gated", "shared"])
+@pytest.mark.parametrize("name", ["masked", "classifier", "causal", "seq2seq"])
+def test_no_module_reads_the_weights_of_another(name: str, variant: str) -> None:
+    """ZeRO-3 gathers a module's own weights for the time of its forward: all others are NaN."""
+    model, inputs = family(name, variant)
+    shaken(model)
+    with torch.no_grad():
+        expected = model(*inputs)
+        kept = {id(p): p.data for p in model.parameters()}
+
+        def show(module: nn.Module, *_: object) -> None:
+            for p in module.parameters(recurse=False):
+                p.data = kept[id(p)]
+
+        def hide(module: nn.Module, *_: object) -> None:
+            for p in module.parameters(recurse=False):
+                p.data = torch.full_like(p, float("nan"))
+
+        for module in model.modules():
+            module.register_forward_pre_hook(show)
+            module.register_forward_hook(hide)
+            hide(module)
+        assert torch.equal(model(*inputs), expected)
 
 
 def test_the_head_table_fits_the_model_or_is_refused() -> None:

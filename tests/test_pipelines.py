@@ -46,7 +46,8 @@ FINETUNED = [name for name in SHIPPED if name.startswith("glue/") or name == "de
 SCRATCH = ["small/sst2_scratch.yaml"]
 COMPARED = ["small/compare_glue.yaml"]
 TRANSLATION = [name for name in SHIPPED if name.startswith("nmt/")]
-OTHERS = {*FINETUNED, *SCRATCH, *COMPARED, *TRANSLATION}
+CAUSAL = [name for name in SHIPPED if name.startswith(("wt103/", "extrapolation/"))]
+OTHERS = {*FINETUNED, *SCRATCH, *COMPARED, *TRANSLATION, *CAUSAL}
 PRETRAINED = [name for name in SHIPPED if name not in OTHERS]
 
 ATTENTION = {
@@ -63,6 +64,14 @@ ATTENTION = {
     "bert/base_band6_tied144.yaml": 14_272_640,
     "bert/base_band6_tied132.yaml": 15_453_824,
     "bert/base_band6_tied120.yaml": 16_635_008,
+}
+TOTAL = {
+    # Adaptive Locality Attention: these round to the stated 51.20M, 51.20M and 51.23M
+    "wt103/baseline.yaml": 51_197_440,
+    "wt103/distbias.yaml": 51_197_504,
+    "wt103/gated_distbias.yaml": 51_230_336,
+    # Chi et al.: stated
+    "extrapolation/sinusoidal.yaml": 162_322_944,
 }
 
 
@@ -94,7 +103,7 @@ def test_every_config_is_of_a_known_kind() -> None:
     assert {"demo/full.yaml", "demo/band6_tied.yaml", "demo/gated_distbias.yaml",
             "small/books.yaml"} < set(PRETRAINED)  # fmt: skip
     assert len(TRANSLATION) == 12
-    assert set(ATTENTION) <= set(SHIPPED)
+    assert {*ATTENTION, *TOTAL} <= set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", PRETRAINED)
@@ -131,21 +140,23 @@ def test_a_config_without_pretraining_loads_as_it_is(name: str) -> None:
     assert settings.model is not None
 
 
-@pytest.mark.parametrize("name", [*TRANSLATION, *PRETRAINED, *SCRATCH])
+@pytest.mark.parametrize("name", [*TRANSLATION, *CAUSAL, *PRETRAINED, *SCRATCH])
 def test_params_counts_a_config_and_states_the_sources_numbers(
     name: str, invoke: Callable[..., tuple[int, str, str]]
 ) -> None:
     code, out, err = invoke("params", CONFIGS / name, "--json")
     assert (code, err) == (0, "")
     counts = json.loads(out)
-    assert counts["total"] > counts["encoder_attention"] > 0
+    part = "decoder_attention" if name in CAUSAL else "encoder_attention"
+    assert counts["total"] > counts[part] > 0
+    assert counts["total"] == TOTAL.get(name, counts["total"])
     if name in ATTENTION:
         assert counts["encoder_attention"] == ATTENTION[name]
     if name.startswith("bert/"):
         apart = counts["encoder_with_pooler"] - counts["encoder_attention"]
         assert apart == 109_482_240 - 28_348_416
     _, text, _ = invoke("params", CONFIGS / name)
-    assert f"{counts['encoder_attention']:,}" in text
+    assert f"{counts[part]:,}" in text
 
 
 def test_the_variants_of_the_demo_differ_in_attention_alone() -> None:

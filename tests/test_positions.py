@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ala_encoder import export
 from ala_encoder.errors import UserError
 from ala_encoder.models import MaskedLM
-from ala_encoder.positions import LearnedPositions, Rotary, SinusoidalPositions, rotate
+from ala_encoder.positions import LearnedPositions, Rotary, SinusoidalPositions, counted, rotate
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stack
 from ala_encoder.settings.model import EncoderModel
@@ -29,6 +29,12 @@ def test_positions_count_from_each_rows_first_real_token() -> None:
     found = positions(segments, (4, 3))
     rows = [[0, 1, 2], [0, 0, 0], [0, 1, 2], [0, 1, 2]]
     assert torch.equal(found, positions.embedding.weight[torch.tensor(rows)])
+
+
+def test_positions_begin_anew_with_every_document_of_a_row() -> None:
+    rows = torch.tensor([[0, 1, 1, 2, 2, 2, 0], [3, 3, 1, 0, 0, 1, 1], [0, 0, 5, 6, 7, 7, 7]])
+    expected = [[0, 0, 1, 0, 1, 2, 3], [0, 1, 0, 1, 2, 0, 1], [0, 0, 0, 0, 0, 1, 2]]
+    assert counted(rows, 7, rows.device).tolist() == expected
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -189,13 +195,14 @@ def test_what_has_no_table_of_positions_takes_longer_texts() -> None:
         ({"dim": 12, "num_heads": 4}, {}, "model.positions = 'rotary': turns pairs, a head is 3"),
         ({}, {"heads": [["prev1", "identity"]], "mask_operator": "pre_softmax"},
          "model.positions = 'rotary': does nothing, no head has Q and K"),
+        ({"dim": 9, "num_heads": 3, "positions": "sinusoidal"}, {}, "model.dim = 9: odd"),
     ],
 )  # fmt: skip
-def test_rotary_positions_without_effect_are_refused(
+def test_positions_that_cannot_be_are_refused(
     changes: dict[str, Any], attention: dict[str, Any], line: str
 ) -> None:
-    given = {"dim": 8, "num_heads": 2, "num_layers": 1, **changes}
-    model = EncoderModel(family="encoder", positions="rotary", **given)
+    given = {"dim": 8, "num_heads": 2, "num_layers": 1, "positions": "rotary", **changes}
+    model = EncoderModel(family="encoder", **given)
     with pytest.raises(UserError) as caught:
         check_stack(model, AttentionSettings.model_validate(attention), 16)
     assert line in str(caught.value)

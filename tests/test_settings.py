@@ -486,6 +486,16 @@ def test_an_override_below_null_is_refused(tmp_path: Path) -> None:
          ["encoder: path = 'sdpa'", "dropout"]),
         (Architecture, ["encoder.layout=bert_band6"], ["encoder: ", "6 x 8"]),
         (Architecture, ["encoder.heads=[[full]]", "encoder.layout=~"], ["encoder: heads"]),
+        (Architecture, ["decoder.layout=k"], ["decoder: head next1#tied: sees nothing"]),
+        (Architecture, ["cross.layout=k"], ["cross: head prev1#tied", "no local masks"]),
+        (Architecture, ["cross.ratio=2.0"], ["cross: ratio: does nothing without biases"]),
+        (Architecture, ["model={family: encoder}", "cross={}"],
+         ["cross: a model of family 'encoder' has encoder alone"]),
+        (Architecture, ["model={family: causal, max_length: 9}"],
+         ["encoder: a model of family 'causal' has decoder alone"]),
+        (Architecture, ["model={family: causal}"], ["model: max_length: missing"]),
+        (Architecture, ["model.max_length=9"], ["model: max_length = 9: does nothing"]),
+        (Architecture, ["model.pooling=mean"], ["model.pooling: no such setting"]),
         (FinetuneRun, ["init=runs/x"], ["model: ", "`init`"]),
         (FinetuneRun, ["init=runs/x", "model=~"], ["tokenizer: ", "`init`"]),
         (FinetuneRun, ["init=runs/x", "model=~", "tokenizer=~", "encoder={}"], ["encoder: "]),
@@ -574,6 +584,27 @@ WHOLE = [
     (FinetuneRun, FINETUNE, ["variant='on'", "data.path='~'"]),
     (FinetuneRun, FINETUNE, ["model=~", "tokenizer=~", "init='1.0'"]),
     (Architecture, COUNTED, []),
+    (
+        Architecture,
+        COUNTED,
+        [
+            "model.num_decoder_layers=2",
+            "model.positions=learned",
+            "model.max_length=7",
+            "cross={biases: [{kind: t5}], ratio: 1.5}",
+            "model.output_bias=true",
+        ],
+    ),
+    (
+        Architecture,
+        COUNTED,
+        [
+            "encoder=~",
+            "model={family: causal, positions: rotary}",
+            "decoder={biases: [{kind: distbias}]}",
+            "model.normalization=rms_norm",
+        ],
+    ),
     (EvaluateRun, "export: 'yes'\n", []),
     (CompareRun, "runs: ['1', 'a*']\n", []),
     (DemoRun, "ranks: 3\n", []),
@@ -598,7 +629,7 @@ def test_every_shipped_settings_file_loads_and_dumps(path: Path, tmp_path: Path)
         cls, overrides = CompareRun, []
     elif "task" in data.get("data", {}):
         cls, overrides = FinetuneRun, [] if "model" in data else ["init=runs/x", "data.path=GLUE"]
-    elif data["model"]["family"] == "encoder_decoder":
+    elif data["model"]["family"] != "encoder":
         cls = Architecture
     settings = loader.load(path, overrides, cls)
     loader.dump(settings, tmp_path / "again.yaml")

@@ -5,10 +5,12 @@ Nothing here needs torch: a mistake is told before a device is touched.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from ala_encoder.errors import UserError, nearest
 from ala_encoder.heads import HeadTable
@@ -19,6 +21,7 @@ from ala_encoder.settings.engine import EngineSettings, read_deepspeed
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.model import EncoderModel, ModelSettings
 from ala_encoder.settings.optim import OptimSettings
+from ala_encoder.settings.parallel import TranslationData
 from ala_encoder.settings.task import RowSource, TaskSettings
 from ala_encoder.settings.tokenizer import TokenizerSettings
 from ala_encoder.settings.tracking import TrackingSettings
@@ -28,22 +31,54 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", max_length
 
 
 def check_stack(
-    model: ModelSettings, attention: AttentionSettings, max_length: int, *, causal: bool = False
+    model: ModelSettings, attention: AttentionSettings, max_length: int | None = None
 ) -> HeadTable:
-    """Return the encoder's head table; raises UserError naming section and key."""
+    """Return the head table of a family's first section; see `check_stacks`."""
+    section = model.sections[0]
+    return check_stacks(model, {section: attention}, max_length)[section]
+
+
+def check_stacks(
+    model: ModelSettings,
+    attention: Mapping[str, AttentionSettings | None],
+    max_length: int | None = None,
+) -> dict[str, HeadTable]:
+    """Return the head table of every section: encoder, decoder (causal), cross, as the family has.
+
+    attention: settings by section; None or left out: plain. max_length: of the texts, None: any.
+    Raises UserError naming section and key, also for a section that the family has not.
+    """
+    for name, settings in attention.items():
+        if name not in model.sections and settings is not None:
+            have = ", ".join(model.sections)
+            raise UserError(f"{name}: a model of family {model.family!r} has {have} alone")
     if model.dim % model.num_heads:
         raise UserError(f"model.dim = {model.dim}: not a multiple of num_heads {model.num_heads}")
-    try:
-        table = head_table(attention, model.num_layers, model.num_heads)
-        check_attention(attention, table, max_length, causal=causal)
-    except UserError as error:
-        raise UserError(f"encoder: {error}") from None
-    if isinstance(model, EncoderModel) and model.positions == "rotary":
+    tables = {
+        name: _check_section(model, name, attention.get(name) or AttentionSettings(), max_length)
+        for name in model.sections
+    }
+    if model.positions == "sinusoidal" and model.dim % 2:
+        raise UserError(f"model.dim = {model.dim}: odd, but sinusoidal positions come in pairs")
+    if model.positions == "rotary":
         width = model.dim // model.num_heads
         if width % 2:
             raise UserError(f"model.positions = 'rotary': turns pairs, a head is {width} wide")
-        if table.num_groups == 0:
+        if not any(table.num_groups for name, table in tables.items() if name != "cross"):
             raise UserError("model.positions = 'rotary': does nothing, no head has Q and K")
+    return tables
+
+
+def _check_section(
+    model: ModelSettings, name: str, attention: AttentionSettings, max_length: int | None
+) -> HeadTable:
+    longest = sys.maxsize if max_length is None else max_length
+    try:
+        table = head_table(attention, model.layers_of(name), model.num_heads)
+        causal, cross = name == "decoder", name == "cross"
+        check_attention(attention, table, longest, causal=causal, cross=cross)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
     return table
 
 
@@ -65,7 +100,11 @@ class Architecture(Section):
     """
 
     model: ModelSettings
-    encoder: AttentionSettings = AttentionSettings()
+    encoder: AttentionSettings | None = None
+    decoder: AttentionSettings | None = None
+    """Self-attention of a causal model, or of an encoder-decoder's decoder."""
+    cross: AttentionSettings | None = None
+    """What a decoder pays to the source text; the offset of its biases is j − ratio·i."""
     tokenizer: TokenizerSettings
     variant: Name | None = None
     seed: NonNegativeInt | None = None
@@ -80,13 +119,19 @@ class Architecture(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Architecture:
-        longest = self.model.max_length if isinstance(self.model, EncoderModel) else 1024
-        check_stack(self.model, self.encoder, longest)
+        check_stacks(self.model, self.attention, self.model.max_length)
         return self
 
     @property
-    def table(self) -> HeadTable:
-        return head_table(self.encoder, self.model.num_layers, self.model.num_heads)
+    def tables(self) -> dict[str, HeadTable]:
+        """The head table of every section that the family has."""
+        return check_stacks(self.model, self.attention, self.model.max_length)
+
+    @property
+    def attention(self) -> dict[str, AttentionSettings]:
+        """The attention sections that are given."""
+        all_of_them = {"encoder": self.encoder, "decoder": self.decoder, "cross": self.cross}
+        return {name: given for name, given in all_of_them.items() if given is not None}
 
     @property
     def vocab_size(self) -> int:
@@ -281,3 +326,28 @@ class DemoRun(Section):
     """Processes the launcher starts for each training."""
     pretrain_steps: Annotated[int, Field(ge=200)] | None = None
     """None: what configs/demo says."""
+
+
+def _kind_of_text(data: Any) -> str:
+    names = data if isinstance(data, dict) else getattr(type(data), "model_fields", ())
+    return "parallel" if "src_lang" in names or "trg_lang" in names else "running"
+
+
+class Preparation(Architecture):
+    """What `train_tokenizer` and `prepare_data` read, out of any config that trains on text."""
+
+    data: Annotated[  # type: ignore[assignment]
+        Annotated[CorpusSettings, Tag("running")] | Annotated[TranslationData, Tag("parallel")],
+        Discriminator(_kind_of_text),
+    ]
+    """Running text for pretraining, or with src_lang and trg_lang parallel text for translation."""
+
+    @model_validator(mode="after")
+    def _right_text(self) -> Preparation:
+        is_parallel = isinstance(self.data, TranslationData)
+        if is_parallel != (self.model.family == "encoder_decoder"):
+            needed = "running" if is_parallel else "parallel"
+            raise UserError(f"data: model.family = {self.model.family!r} needs {needed} text")
+        if self.model.family == "encoder":
+            check(self.model_dump(mode="json", exclude_unset=True), PretrainRun)
+        return self

@@ -1,8 +1,4 @@
-"""The models: a BERT-style encoder with a masked-language-model head or a classifier on top.
-
-For: putting stack, embeddings and heads together. The models return logits; losses are in
-`objectives`. Not for: settings (`settings.model`), weights of other projects (`hub`).
-"""
+"""A BERT-style encoder, with a masked-language-model head or a classifier on top."""
 
 from __future__ import annotations
 
@@ -10,30 +6,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ala_encoder.blocks import Stack, Trace
-from ala_encoder.positions import LearnedPositions, SinusoidalPositions, counted, first_real
+from ala_encoder.blocks import ACTIVATIONS, Stack, Trace, build_norm
+from ala_encoder.models.parts import Vocabulary, build_positions, embed, initialise
+from ala_encoder.positions import first_real
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stack
 from ala_encoder.settings.model import EncoderModel
-
-
-class Vocabulary(nn.Module):
-    """The tied vocabulary matrix: looks tokens up and gives logits.
-
-    Both go through `forward`, so that ZeRO-3 gathers the one matrix whenever it is needed.
-    """
-
-    def __init__(self, size: int, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Token ids, int [...] → vectors [..., dim]; hidden states [..., dim] → logits [..., V]."""
-        if x.is_floating_point():
-            return F.linear(x, self.weight)
-        return F.embedding(x, self.weight)
 
 
 class Encoder(nn.Module):
@@ -43,13 +22,9 @@ class Encoder(nn.Module):
         super().__init__()
         table = check_stack(model, attention, model.max_length)
         self.vocabulary = Vocabulary(vocab_size, model.dim)
-        self.positions: nn.Module | None = None  # none, or rotary: the stack's
-        if model.positions == "learned":
-            self.positions = LearnedPositions(model.max_length, model.dim)
-        elif model.positions == "sinusoidal":
-            self.positions = SinusoidalPositions(model.dim)
+        self.positions = build_positions(model)
         self.token_types = nn.Embedding(2, model.dim)
-        self.norm = nn.LayerNorm(model.dim, eps=model.layer_norm_eps)
+        self.norm = build_norm(model)
         self.dropout = nn.Dropout(model.dropout)
         self.stack = Stack(table, model, attention)
 
@@ -61,32 +36,26 @@ class Encoder(nn.Module):
         trace: Trace | None = None,
     ) -> Tensor:
         """input_ids, segments, token_types: int [B, T] → hidden states [B, T, dim]."""
-        batch, length = input_ids.shape
         types = torch.zeros_like(input_ids) if token_types is None else token_types
-        x = self.vocabulary(input_ids)
-        if isinstance(self.positions, LearnedPositions):
-            x = x + self.positions(segments, (batch, length))
-        elif self.positions is not None:
-            # Vaswani et al.: the embeddings are lifted to the size of the sines.
-            where = counted(segments, length, x.device)
-            x = x * x.shape[-1] ** 0.5 + self.positions(where).to(x.dtype)
+        x = embed(self.vocabulary, self.positions, input_ids, segments)
         x = self.dropout(self.norm(x + self.token_types(types)))
         hidden: Tensor = self.stack(x, segments, trace)
         return hidden
 
 
 class PredictionHead(nn.Module):
-    """BERT's prediction head: dense, GELU, layer norm, then the tied vocabulary and a bias."""
+    """BERT's prediction head: dense, activation, norm, then the tied vocabulary and a bias."""
 
     def __init__(self, model: EncoderModel, vocab_size: int) -> None:
         super().__init__()
         self.proj = nn.Linear(model.dim, model.dim)
-        self.norm = nn.LayerNorm(model.dim, eps=model.layer_norm_eps)
+        self.norm = build_norm(model)
+        self.activation = ACTIVATIONS[model.activation]
         self.output_bias = nn.Parameter(torch.zeros(vocab_size))
 
     def forward(self, x: Tensor, vocabulary: Vocabulary) -> Tensor:
         """[N, dim] → logits [N, V]."""
-        logits: Tensor = vocabulary(self.norm(F.gelu(self.proj(x))))
+        logits: Tensor = vocabulary(self.norm(self.activation(self.proj(x))))
         return logits + self.output_bias
 
 
@@ -163,16 +132,3 @@ class Classifier(nn.Module):
         pooled = self.dropout(torch.tanh(self.pooler(self.pool(hidden, segments))))
         logits: Tensor = self.classifier(pooled)
         return logits
-
-
-def initialise(module: nn.Module, std: float) -> None:
-    """Set every weight as BERT does: N(0, std), biases 0, layer norms 1 and 0.
-
-    Distance biases keep the start their settings ask for (alpha) and a gate bias of 0.
-    """
-    for part in module.modules():
-        if isinstance(part, (nn.Linear, nn.Embedding, Vocabulary)):
-            nn.init.normal_(part.weight, 0.0, std)
-        bias = getattr(part, "bias", None)
-        if isinstance(part, nn.Linear) and bias is not None:
-            nn.init.zeros_(bias)
