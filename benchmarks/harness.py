@@ -6,6 +6,8 @@ in each round, and a ratio is the median over rounds of the ratio within a round
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import platform
 import statistics
@@ -61,13 +63,18 @@ def synchronise() -> None:
 
 
 def peak_mib(function: Callable[[], object]) -> float:
-    """Return by how many MiB memory grows at most while `function` runs."""
+    """Return by how many MiB memory grows at most while `function` runs.
+
+    On a CPU what earlier work has freed is given back first, so that it cannot be used again unseen.
+    """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         function()
         synchronise()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # sets VmHWM back to VmRSS
     before = _status("VmRSS")
     function()

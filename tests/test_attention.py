@@ -16,7 +16,7 @@ from ala_encoder import biases, kernels
 from ala_encoder.attention import Attention, QKBank
 from ala_encoder.errors import UserError
 from ala_encoder.heads import HeadTable, parse_head
-from ala_encoder.kernels import Scoring, Visibility, banded
+from ala_encoder.kernels import Scoring, Visibility, shifted
 from ala_encoder.settings import paths
 from ala_encoder.settings.attention import AttentionSettings, head_table
 
@@ -667,7 +667,7 @@ def test_compiled_layers_equal_the_others(monkeypatch: pytest.MonkeyPatch) -> No
 
     def quick() -> Any:
         used.append(1)
-        return banded.compiled("aot_eager")
+        return shifted.compiled("aot_eager")
 
     monkeypatch.setattr(kernels.parts, "compiled", quick)
     given: dict[str, Any] = {**VARIANTS["hidden, biases"], "path": "banded"}

@@ -1,30 +1,27 @@
 """The `banded` path: local masks in O(T · offsets), without anything of size T x T.
 
-For: heads that see few offsets j − i (prev, next, band, identity, narrow windows).
+For: heads that see few offsets j − i (prev, next, band, identity, narrow windows). The text is cut
+into blocks of rows; a block's keys are the window from the first key of its first row to the last
+key of its last. So all is matrix products, of which a narrow band is used.
 
-- Pre-softmax: the softmax runs over the offsets alone, sums of shifted products.
-- Post-softmax (Pande et al.): w_ij = exp(s_ij − lse_i) inside the mask, lse_i over *all* keys. Only
-  lse needs all keys, once for each Q/K group. With P the weights over all keys and g = dL/dlse,
-
-      dQ_i = scale · g_i (P K)_i        dK_j = scale · (P^T (g Q))_j
-
-  P K comes out of the fused forward call that yields lse (values := keys). P^T (g Q) is one more
-  forward call with the roles exchanged: rows are keys, scores s_ij − lse_i, values g_i q_i; its
-  softmax divides by exp(its own lse), which is multiplied back.
+- Pre-softmax: the softmax runs over the offsets alone. `shifted` has the same as sums of shifted
+  products, to be compiled.
+- Post-softmax (Pande et al.): w_ij = exp(s_ij − lse_i) inside the mask, lse_i over *all* keys, once
+  for each Q/K group (`lse`).
 """
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ala_encoder.kernels.features import document_columns, filled, numbered, tiled, widen
+from ala_encoder.kernels.lse import log_sum_exp
+from ala_encoder.kernels.visibility import combine
 
 
 def banded_pre(
@@ -41,60 +38,15 @@ def banded_pre(
     q, k, v: [B, H, T, d]; bias: float32, broadcastable to [B, H, T, offsets], −inf hides; segments:
     int [B, T]. Returns [B, H, T, d]; a row with nothing to see is 0.
     """
-    scores = _scores(q, k, offsets)
-    visible = _visible(q.shape[2], offsets, segments, q.device)
-    if bias is not None:
-        visible = visible & ~torch.isneginf(bias)
-        scores = scores + bias.masked_fill(torch.isneginf(bias), 0.0)
-    scores = scores.masked_fill(~visible, float("-inf"))
-    # An empty row stays finite, so nothing but 0 flows back through it.
-    top = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min).detach()
-    weights = (scores - top).exp()
-    total = weights.sum(-1, keepdim=True)
-    weights = weights / total.masked_fill(total == 0, 1.0)
-    return _mix(weights.to(v.dtype), v, offsets)
-
-
-@functools.cache
-def compiled(backend: str = "inductor") -> Callable[..., Tensor]:
-    """Return `banded_pre` compiled: once for each step of a ladder of lengths, whatever the batch.
-
-    A text is filled with padding up to the next step, so that few lengths are ever compiled.
-    """
-    run = torch.compile(banded_pre, dynamic=False, backend=backend)
-
-    def banded(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        offsets: Sequence[int],
-        *,
-        bias: Tensor | None = None,
-        segments: Tensor | None = None,
-    ) -> Tensor:
-        length = q.shape[2]
-        more = (0, 0, 0, step_above(length) - length)
-        if more[3] and segments is None:
-            segments = torch.ones(q.shape[0], length, dtype=torch.int, device=q.device)
-        if more[3] and bias is not None and bias.dim() > 1 and bias.shape[-2] == length:
-            bias = F.pad(bias, more)
-        q, k, v = (F.pad(x, more) for x in (q, k, v))
-        segments = None if segments is None else F.pad(segments, (0, more[3]))
-        for x in (q, k, v, segments, bias):
-            if x is not None and x.dim() > 1 and x.shape[0] > 1:
-                torch._dynamo.maybe_mark_dynamic(x, 0)
-        with warnings.catch_warnings():  # the compiler looks at .grad of its inputs
-            warnings.filterwarnings("ignore", message="The .grad attribute")
-            mixed: Tensor = run(q, k, v, tuple(offsets), bias=bias, segments=segments)
-        return mixed[:, :, :length]
-
-    return banded
-
-
-def step_above(length: int) -> int:
-    """Return the next step of the ladder 2, 3, 4, 6, 8, 12, 16, 24, … that is not shorter."""
-    step = 1 << max(length.bit_length() - 2, 0)
-    return -(-length // step) * step
+    band = _Band.of(offsets, q.shape[2])
+    scores = band.scores(q, k)
+    given = None if bias is None else band.spread(bias, float("-inf"))
+    mask, empty = combine(given, band.visible(segments, q.device))
+    assert mask is not None and empty is not None
+    hides = mask.dtype == torch.bool
+    scores = scores.masked_fill(~mask, float("-inf")) if hides else scores + mask
+    weights = scores.softmax(-1).masked_fill(empty, 0.0)
+    return band.mix(weights.to(v.dtype), v)
 
 
 def banded_post(
@@ -112,20 +64,15 @@ def banded_post(
     q, k: [B, G, T, d] of G Q/K groups; v: [B, H, T, d]; keep: bool [H, offsets]; groups: the group
     of each head (None: head h has group h). Returns [B, H, T, d], 0 at padding. CPU only.
     """
-    lse = _LogSumExp.apply(q, k, segments, q.shape[-1] ** -0.5)  # type: ignore[no-untyped-call]
-    scores = _scores(q, k, offsets) - lse[..., None]
-    visible = _visible(q.shape[2], offsets, segments, q.device)
+    band = _Band.of(offsets, q.shape[2])
+    lse = log_sum_exp(q, k, segments)
+    visible = band.visible(segments, q.device)
+    scores = band.scores(q, k) - band.rows(lse[..., None])
     weights = scores.masked_fill(~visible, float("-inf")).exp()
     if groups is not None:
         weights = weights[:, list(groups)]
-    return _mix((weights * keep[:, None]).to(v.dtype), v, offsets)
-
-
-def _scores(q: Tensor, k: Tensor, offsets: Sequence[int]) -> Tensor:
-    """Return q_i·k_{i + offset} / sqrt(d): [B, H, T, offsets], float32 or better."""
-    scores = torch.stack([(q * shifted(k, o)).sum(-1) for o in offsets], -1)
-    scaled: Tensor = scores.to(torch.promote_types(q.dtype, torch.float32)) * q.shape[-1] ** -0.5
-    return scaled
+    kept = band.spread(keep[:, None].to(weights.dtype), 0.0)
+    return band.mix((weights * kept).to(v.dtype), v)
 
 
 def banded_one(v: Tensor, offsets: Sequence[int], *, segments: Tensor | None = None) -> Tensor:
@@ -133,14 +80,15 @@ def banded_one(v: Tensor, offsets: Sequence[int], *, segments: Tensor | None = N
 
     A pre-softmax head of one key: its weight is 1. v: [B, H, T, d]; offsets: one a head.
     """
-    mixed = torch.cat([shifted(v[:, h : h + 1], o) for h, o in enumerate(offsets)], 1)
+    mixed = torch.cat([shift(v[:, h : h + 1], o) for h, o in enumerate(offsets)], 1)
     if segments is None:
         return mixed
-    visible = _visible(v.shape[2], offsets, segments, v.device)
-    return mixed.masked_fill(~visible.transpose(1, 3), 0.0)
+    seen = torch.stack([shift(segments[:, None, :, None], o)[:, 0] for o in offsets], 1)
+    hidden = (seen != segments[:, None, :, None]) | (seen == 0)
+    return mixed.masked_fill(hidden, 0.0)
 
 
-def shifted(x: Tensor, offset: int) -> Tensor:
+def shift(x: Tensor, offset: int) -> Tensor:
     """Return y with y_i = x_{i + offset}, 0 outside: x [B, H, T, d] → [B, H, T, d]."""
     length = x.shape[2]
     if abs(offset) >= length:
@@ -150,68 +98,109 @@ def shifted(x: Tensor, offset: int) -> Tensor:
     return F.pad(x[:, :, :offset], (0, 0, -offset, 0))
 
 
-def _visible(
-    length: int, offsets: Sequence[int], segments: Tensor | None, device: torch.device
-) -> Tensor:
-    """Tell which keys exist and are of the row's document: bool [(B, 1), T, offsets]."""
-    if segments is None:
-        places = torch.arange(length, device=device)[:, None] + torch.tensor(offsets, device=device)
-        return (places >= 0) & (places < length)
-    numbers = segments[:, None, :, None]
-    # outside the text a shifted segment is 0, which is padding
-    same = torch.cat([shifted(numbers, o) for o in offsets], -1) == numbers
-    return same & (numbers > 0)
+@dataclass(frozen=True)
+class _Band:
+    """Blocks of `size` rows, and the window of keys of each: offsets low … high of its rows."""
+
+    offsets: tuple[int, ...]
+    length: int
+    size: int
+
+    @classmethod
+    def of(cls, offsets: Sequence[int], length: int) -> _Band:
+        """Choose blocks about as long as the band is wide: shorter copy more, longer waste more."""
+        span = max(offsets) - min(offsets)
+        return cls(tuple(offsets), length, 32 if span < 32 else 64 if span < 128 else 128)
+
+    @property
+    def low(self) -> int:
+        return min(self.offsets)
+
+    @property
+    def width(self) -> int:
+        return self.size + max(self.offsets) - self.low
+
+    @property
+    def filling(self) -> int:
+        return -self.length % self.size
+
+    def rows(self, x: Tensor) -> Tensor:
+        """x [B, H, T, d] → blocks [B, H, n, size, d]."""
+        if self.filling:
+            x = F.pad(x, (0, 0, 0, self.filling))
+        return x.view(*x.shape[:2], -1, self.size, x.shape[-1])
+
+    def windows(self, x: Tensor) -> Tensor:
+        """x [B, H, T, d] → the keys of each block [B, H, n, width, d], 0 outside the text."""
+        high = max(self.offsets) + self.filling
+        windows: Tensor = _Windows.apply(  # type: ignore[no-untyped-call]
+            F.pad(x, (0, 0, -self.low, high)), self.size, self.width
+        )
+        return windows
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return q_i·k_j / sqrt(d), [B, H, n, size, width], float32 or better."""
+        # Scaled before the product where fp16 could not hold it; else after it, which is less.
+        scale, is_half = q.shape[-1] ** -0.5, torch.finfo(q.dtype).bits < 32
+        q = q * scale if is_half else q
+        scores = self.rows(q) @ self.windows(k).transpose(-1, -2)
+        return scores.float() if is_half else scores * scale
+
+    def mix(self, weights: Tensor, v: Tensor) -> Tensor:
+        """Weights [B, H, n, size, width] and v [B, H, T, d] → [B, H, T, d]."""
+        mixed = (weights @ self.windows(v)).flatten(2, 3)
+        return mixed[:, :, : self.length] if self.filling else mixed
+
+    def visible(self, segments: Tensor | None, device: torch.device) -> Tensor:
+        """Tell which keys exist, at one of the offsets and of the row's document.
+
+        bool [n, size, width], with segments [B, 1, n, size, width].
+        """
+        if segments is None:
+            segments = torch.ones(1, self.length, dtype=torch.int, device=device)
+        numbers = segments[:, None, :, None]
+        same = self.rows(numbers) == self.windows(numbers).transpose(-1, -2)
+        ones = torch.ones(1, len(self.offsets), dtype=torch.int, device=device)
+        return same & (self.rows(numbers) > 0) & (self.spread(ones, 0) > 0)
+
+    def spread(self, x: Tensor, elsewhere: float) -> Tensor:
+        """Move numbers of offsets to where their keys stand in the windows.
+
+        x: [..., T or 1, offsets] → [..., n or 1, size, width].
+        """
+        if x.shape[-2] == 1:
+            x = x.expand(*x.shape[:-2], self.size, -1)
+        elif self.filling:
+            x = F.pad(x, (0, 0, 0, self.filling), value=elsewhere)
+        places = torch.tensor(self.offsets, device=x.device) - self.low
+        x = x.new_full((*x.shape[:-1], self.width + 1), elsewhere).index_copy(-1, places, x)
+        # Read in rows of one less, each row of a block begins one place further right.
+        number = x.shape[-2] // self.size
+        rows = x.reshape(*x.shape[:-2], number, self.size * (self.width + 1))
+        rows = rows[..., : self.size * self.width]
+        return rows.reshape(*rows.shape[:-1], self.size, self.width)
 
 
-def _mix(weights: Tensor, v: Tensor, offsets: Sequence[int]) -> Tensor:
-    mixed = torch.zeros_like(v)
-    for place, offset in enumerate(offsets):
-        mixed = mixed + weights[..., place : place + 1] * shifted(v, offset)
-    return mixed
-
-
-_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
-class _LogSumExp(torch.autograd.Function):
-    """lse_i = log sum_j exp(scale q_i·k_j) over the keys of i's document: [B, G, T], float32."""
+class _Windows(torch.autograd.Function):
+    """Windows of `width` rows, one every `size`: [B, H, T, d] → [B, H, n, width, d]."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, segments: Tensor | None, scale: float) -> Tensor:
-        ctx.set_materialize_grads(False)
-        length, width = q.shape[2:]
-        ctx.columns = _columns(segments)
-        wide_q, wide_k = _wide(q, ctx.columns[0]), _wide(k, ctx.columns[1])
-        pk, lse = _fused(wide_q, wide_k, wide_k, 0.0, False, scale=scale)
-        lse = lse[:, :, :length]
-        ctx.save_for_backward(q, k, pk[:, :, :length, -width:], lse)
-        ctx.scale = scale
-        return lse  # type: ignore[no-any-return]
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        x, ctx.size, width = given
+        ctx.shape = x.shape
+        windows: Tensor = x.unfold(2, width, ctx.size).transpose(-1, -2).contiguous()
+        return windows
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,) = grads
-        if grad is None:
-            return None, None, None, None
-        q, k, pk, lse = ctx.saved_tensors
-        length, width = q.shape[2:]
-        row = grad[..., None].to(q.dtype)
-        known = (-lse / ctx.scale)[..., None]
-        own_q, own_k = ctx.columns
-        rows = _wide(widen(k, [torch.ones_like(known)]), own_k)
-        keys = _wide(widen(q, [known]), own_q)
-        values = F.pad(row * q, (keys.shape[-1] - width, 0, 0, keys.shape[2] - length))
-        mixed, own = _fused(rows, keys, values, 0.0, False, scale=ctx.scale)
-        mixed = mixed[:, :, :length, -width:] * own[:, :, :length].exp()[..., None]
-        return row * pk * ctx.scale, (mixed * ctx.scale).to(k.dtype), None, None
-
-
-def _columns(segments: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the document columns of q and k over whole tiles, whose filling is padding."""
-    if segments is None:
-        return None, None
-    return document_columns(filled(numbered(segments)))
-
-
-def _wide(x: Tensor, columns: Tensor | None) -> Tensor:
-    return x if columns is None else widen(tiled(x), [columns])
+        batch, heads, number, width, dim = grad.shape
+        pieces, size = -(-width // ctx.size), ctx.size
+        whole = grad.new_zeros(batch, heads, (number + pieces) * size, dim)
+        # Windows overlap, the same piece of each does not.
+        for first in range(0, width, size):
+            piece = grad[..., first : first + size, :]
+            rows = whole[:, :, first : first + number * size]
+            blocks = rows.view(batch, heads, number, size, dim)
+            blocks[..., : piece.shape[-2], :] += piece
+        return whole[:, :, : ctx.shape[2]], None, None

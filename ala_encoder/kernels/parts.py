@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ala_encoder.heads import Head
-from ala_encoder.kernels.banded import banded_one, banded_post, banded_pre, compiled
+from ala_encoder.kernels.banded import banded_one, banded_post, banded_pre
 from ala_encoder.kernels.dense import dense
 from ala_encoder.kernels.flex import flex
 from ala_encoder.kernels.sdpa import sdpa
+from ala_encoder.kernels.shifted import compiled
 from ala_encoder.kernels.slope import slope
 from ala_encoder.kernels.visibility import Visibility
 from ala_encoder.settings.paths import COMPILED_FROM, Case, Part, offsets, plan
@@ -201,9 +202,7 @@ def _used(
     """Return q and k of the groups that a part uses, and each head's group among them."""
     groups = [scoring.groups[h] for h in part.heads]
     if None in groups:
-        nothing = v.new_zeros(v.shape[0], 1, v.shape[2], v.shape[3])
-        q = nothing if q is None else torch.cat([q, nothing], 1)
-        k = nothing if k is None else torch.cat([k, nothing], 1)
+        q, k = (_with_nothing(v[:, :0] if x is None else x) for x in (q, k))
     assert q is not None and k is not None
     numbers = [q.shape[1] - 1 if group is None else group for group in groups]
     used = sorted(set(numbers))
@@ -211,6 +210,11 @@ def _used(
     if used != list(range(q.shape[1])):
         q, k = q[:, used], k[:, used]
     return q, k, None if own == tuple(range(len(used))) else own
+
+
+def _with_nothing(x: Tensor) -> Tensor:
+    """Return q or k with one more group, 0."""
+    return torch.cat([x, x.new_zeros(len(x), 1, *x.shape[2:])], 1)
 
 
 def _expanded(
