@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ from ala_encoder.manifests import Manifest, SplitRecord
 from ala_encoder.settings.base import BadRowPolicy
 from ala_encoder.sources import SPLITS, TextSource, documents
 from ala_encoder.tokenizer import Tokenizer
+
+Made = TypeVar("Made")
 
 _CHUNK = 2000  # parts of text tokenised at once,
 _CHUNK_LENGTH = 1 << 19  # and their characters
@@ -58,21 +60,32 @@ def prepare(
     (delete it, or choose another path), when a split has no token, when its text cannot be read,
     or when the folder cannot be written.
     """
-    built = None
-    if not _is_made(folder):
-        with locked(folder, say):
-            if not _is_made(folder):
-                remove_leftovers(folder)
-                with folder_aside(folder) as aside:
-                    built = _write(aside, source, tokenizer, on_bad_row)
+    built = build_once(folder, lambda aside: _write(aside, source, tokenizer, on_bad_row), say)
     manifest = built or manifests.read(folder)
     if not built:
-        manifests.refuse_other_tokenizer(folder, manifest, tokenizer)
+        manifests.refuse_other_tokenizer(folder, manifest.tokenizer, tokenizer)
         manifests.refuse_stale(folder, manifest, source, on_bad_row)
     say(f"{folder}{'' if built else ' is current'}: {manifest.describe()}")
     for note in manifest.notes():
         say(f"  {note}")
     return manifest
+
+
+def build_once(
+    folder: Path, write: Callable[[Path], Made], say: Callable[[str], None]
+) -> Made | None:
+    """Return what `write` made of a new folder aside, renamed after; None for one that was there.
+
+    Of any number of processes one builds and the others wait. Raises UserError when the folder
+    cannot be written or holds other things than a corpus.
+    """
+    if not _is_made(folder):
+        with locked(folder, say):
+            if not _is_made(folder):
+                remove_leftovers(folder)
+                with folder_aside(folder) as aside:
+                    return write(aside)
+    return None
 
 
 def _is_made(folder: Path) -> bool:
@@ -88,7 +101,7 @@ def _is_made(folder: Path) -> bool:
 def _write(
     folder: Path, source: TextSource, tokenizer: Tokenizer, on_bad_row: BadRowPolicy
 ) -> Manifest:
-    dtype: Literal["<u2", "<u4"] = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+    dtype = width_of(tokenizer)
     train, valid = (
         _write_split(folder, source, split, Reading(on_bad_row), tokenizer, np.dtype(dtype))
         for split in SPLITS
@@ -106,6 +119,11 @@ def _write(
     )
     write_json(folder / "manifest.json", manifest.model_dump(mode="json"))
     return manifest
+
+
+def width_of(tokenizer: Tokenizer) -> Literal["<u2", "<u4"]:
+    """Return the narrowest of the two types that holds every id."""
+    return "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
 
 
 def _write_split(
@@ -217,23 +235,36 @@ def open_tokens(
     Raises UserError when they were made with another tokenizer, or when a file is not what the
     manifest says (size, and SHA-256 when `verify`).
     """
-    manifests.refuse_other_tokenizer(folder, manifest, tokenizer)
-    dtype = np.dtype(manifest.dtype)
+    check_tokenizer(folder, manifest.tokenizer, manifest.dtype, tokenizer)
+    arrays = {}
+    for split, record in manifest.splits.items():
+        sha256 = record.sha256 if verify else None
+        path = folder / f"{split}.bin"
+        arrays[split] = open_array(path, manifest.dtype, record.tokens, sha256)
+    return arrays
+
+
+def check_tokenizer(folder: Path, made_with: str, dtype: str, tokenizer: Tokenizer) -> None:
+    """Raise UserError for another tokenizer, or one whose ids the arrays' type cannot hold."""
+    manifests.refuse_other_tokenizer(folder, made_with, tokenizer)
     if tokenizer.vocab_size > np.iinfo(dtype).max + 1:
         raise UserError(f"{folder}: {dtype} cannot hold {tokenizer.vocab_size} pieces")
-    arrays: dict[str, NDArray[np.unsignedinteger[Any]]] = {}
-    for split, record in manifest.splits.items():
-        path = folder / f"{split}.bin"
-        size = path.stat().st_size if path.is_file() else -1
-        if size != record.tokens * dtype.itemsize:
-            raise UserError(
-                f"{path}: {size} bytes, the manifest says {record.tokens * dtype.itemsize}: "
-                "delete the folder and prepare again"
-            )
-        if verify and (found := manifests.sha256_of(path)) != record.sha256:
-            raise UserError(
-                f"{path}: SHA-256 {found[:12]}…, the manifest says {record.sha256[:12]}…: "
-                "the file is damaged, delete the folder and prepare again"
-            )
-        arrays[split] = np.memmap(path, dtype=dtype, mode="r", shape=(record.tokens,))
-    return arrays
+
+
+def open_array(path: Path, dtype: str, length: int, sha256: str | None) -> NDArray[Any]:
+    """Return the array in a file, memory-mapped.
+
+    Raises UserError when it is not of this length, or not of this SHA-256 if one is given.
+    """
+    size = path.stat().st_size if path.is_file() else -1
+    wanted = length * np.dtype(dtype).itemsize
+    if size != wanted:
+        raise UserError(
+            f"{path}: {size} bytes, the manifest says {wanted}: delete the folder and prepare again"
+        )
+    if sha256 is not None and (found := manifests.sha256_of(path)) != sha256:
+        raise UserError(
+            f"{path}: SHA-256 {found[:12]}…, the manifest says {sha256[:12]}…: "
+            "the file is damaged, delete the folder and prepare again"
+        )
+    return np.memmap(path, dtype=dtype, mode="r", shape=(length,))

@@ -18,7 +18,7 @@ from ala_encoder.sources import TextSource
 from ala_encoder.tokenizer import Tokenizer
 
 FORMAT = 3
-_ADVICE = "delete it or choose another data.path, then run prepare_data"
+ADVICE = "delete it or choose another data.path, then run prepare_data"
 
 
 class FileRecord(Section):
@@ -113,10 +113,10 @@ def read(folder: Path) -> Manifest:
         raise UserError(f"{path}: damaged, {advice}: {error}") from None
 
 
-def refuse_other_tokenizer(folder: Path, manifest: Manifest, tokenizer: Tokenizer) -> None:
-    """Raise UserError when a corpus is of another tokenizer."""
-    if manifest.tokenizer != tokenizer.fingerprint:
-        raise UserError(f"{folder}: made with another tokenizer; {_ADVICE}")
+def refuse_other_tokenizer(folder: Path, made_with: str, tokenizer: Tokenizer) -> None:
+    """Raise UserError when a corpus is of another tokenizer than that of this fingerprint."""
+    if made_with != tokenizer.fingerprint:
+        raise UserError(f"{folder}: made with another tokenizer; {ADVICE}")
 
 
 def refuse_stale(
@@ -125,14 +125,14 @@ def refuse_stale(
     """Raise UserError, saying what differs, when a corpus is not of this source as it is now."""
     if manifest.column != source.column:
         made = manifest.column
-        raise UserError(f"{folder}: made with column = {made}, not {source.column}; {_ADVICE}")
+        raise UserError(f"{folder}: made with column = {made}, not {source.column}; {ADVICE}")
     for split, record in manifest.splits.items():
         if (policy := record.reading.on_bad_row) != on_bad_row:
             raise UserError(
-                f"{folder}: made with on_bad_row = {policy}, not {on_bad_row}; {_ADVICE}"
+                f"{folder}: made with on_bad_row = {policy}, not {on_bad_row}; {ADVICE}"
             )
         if difference := _difference(record, source, split):
-            raise UserError(f"{folder}: {difference}; {_ADVICE}")
+            raise UserError(f"{folder}: {difference}; {ADVICE}")
 
 
 def _difference(record: SplitRecord, source: TextSource, split: str) -> str | None:
@@ -147,13 +147,16 @@ def _difference(record: SplitRecord, source: TextSource, split: str) -> str | No
     if odd := sorted(known.keys() ^ given.keys()):
         return f"made from other {split} files ({odd[0]})"
     for name, file in given.items():
-        if _has_changed(file, known[name]):
+        if has_changed(file, known[name]):
             return f"{name} has changed since"
     return None
 
 
-def _has_changed(file: Path, record: FileRecord) -> bool:
-    """Compare size and times, and the content unless all of them are equal."""
+def has_changed(file: Path, record: FileRecord) -> bool:
+    """Compare size and times, and the content unless all of them are equal.
+
+    Raises UserError when the file cannot be read.
+    """
     found = _status(file)
     if found == (record.size, record.mtime_ns, record.ctime_ns):
         return False

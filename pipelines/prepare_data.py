@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from ala_encoder.command import run
-from ala_encoder.settings.experiment import PretrainRun
+from ala_encoder.settings.experiment import Preparation
+from ala_encoder.settings.parallel import TranslationData
+
+if TYPE_CHECKING:
+    from ala_encoder.settings.corpus import CorpusSettings
+    from ala_encoder.tokenizer import Tokenizer
 
 
-def main(settings: PretrainRun) -> None:
+def main(settings: Preparation) -> None:
     """Write the corpus folder; a current one is left, a stale one refused."""
-    from ala_encoder import corpus, sources
     from ala_encoder.tokenizer import open_folder
 
     tokenizer = open_folder(settings.tokenizer)
-    source = sources.find_source(settings.data)
-    manifest = corpus.prepare(
-        settings.data.path, source, tokenizer, on_bad_row=settings.data.on_bad_row
-    )
+    if isinstance(settings.data, TranslationData):
+        _prepare_pairs(settings.data, tokenizer)
+    else:
+        _prepare_text(settings.data, tokenizer)
+
+
+def _prepare_text(data: CorpusSettings, tokenizer: Tokenizer) -> None:
+    from ala_encoder import corpus, sources
+
+    source = sources.find_source(data)
+    manifest = corpus.prepare(data.path, source, tokenizer, on_bad_row=data.on_bad_row)
     for split, record in manifest.splits.items():
         pieces = record.tokens - record.documents  # without the [SEP] of each
         print(
@@ -27,5 +39,19 @@ def main(settings: PretrainRun) -> None:
         )
 
 
+def _prepare_pairs(data: TranslationData, tokenizer: Tokenizer) -> None:
+    from ala_encoder import parallel_corpus
+
+    manifest = parallel_corpus.prepare(data, tokenizer)
+    for split, record in manifest.splits.items():
+        sides = zip(data.languages, (record.src, record.trg), strict=True)
+        said = (
+            f"{language} {side.tokens:,} tokens, {side.unknown / side.tokens:.2%} unknown"
+            for language, side in sides
+        )
+        print(f"  {split}: {record.pairs:,} pairs, {', '.join(said)}")
+    print(f"  {manifest.ratio:.4f} source tokens for each target token")
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, PretrainRun, __doc__ or ""))
+    sys.exit(run(main, Preparation, __doc__ or ""))

@@ -21,12 +21,23 @@ from typing import Any
 
 import pytest
 
-from ala_encoder import checkpoint, export, glue, labelled, sources, splits, tables, tokenizer
+from ala_encoder import (
+    checkpoint,
+    export,
+    glue,
+    labelled,
+    parallel,
+    sources,
+    splits,
+    tables,
+    tokenizer,
+)
 from ala_encoder.errors import UserError
 from ala_encoder.files import read_json
 from ala_encoder.lines import Reading, read_lines
 from ala_encoder.settings.experiment import PretrainRun
-from ala_encoder.settings.loader import load
+from ala_encoder.settings.loader import check, load
+from ala_encoder.settings.parallel import TranslationData
 from ala_encoder.settings.task import TaskSettings
 from tests import fuzz, memory
 from tests.fuzz import Case, is_one_line, seeds
@@ -90,9 +101,21 @@ def read_text(folder: Path, case: Case) -> list[str]:
 
 def read_tokenizer(folder: Path, case: Case) -> list[Any]:
     made = tokenizer.load(folder)
+    if isinstance(made, tokenizer.FairseqBPE):
+        made = made.of_language(made.languages[0])
     ids = made.encode_batch([*seeds.text_lines()[:3], "naïve 日本 [MASK] <s>", "", " a  b "])
     assert all(0 <= index < made.vocab_size for row in ids for index in row)
     return [made.vocab_size, ids, [made.decode(row) for row in ids]]
+
+
+def read_pairs(folder: Path, case: Case) -> list[tuple[int, str, str]]:
+    src, trg = map(str, map(folder.joinpath, seeds.names(case.kind)))
+    train = {"kind": "files", "src": [src], "trg": [trg]}
+    valid = {"kind": "files", "src": [__file__], "trg": [fuzz.__file__]}
+    languages = {"src_lang": "en", "trg_lang": "de", "on_bad_row": case.on_bad_row}
+    given = {"path": "x", "train": train, "valid": valid, **languages}
+    source = parallel.find_sources(check(given, TranslationData))["train"]
+    return [tuple(pair) for pair in parallel.pairs(source, source.reading())]
 
 
 def read_settings(folder: Path, case: Case) -> PretrainRun:
@@ -123,6 +146,7 @@ READERS: dict[str, Reader] = {
     "tsv": read_labelled, "rows": read_labelled, "jsonl": read_table, "csv": read_table,
     "parquet": read_table, "text": read_text, "deepspeed": read_with_deepspeed,
     "state": read_state, "export": read_export,
+    "fairseq": read_tokenizer, "pairs": read_pairs,
     "vocab": read_tokenizer, "json": read_tokenizer, "bpe": read_tokenizer, "spm": read_tokenizer,
     "yaml": read_settings, "overrides": read_settings,
 }  # fmt: skip
@@ -133,6 +157,8 @@ def independent(kind: str) -> Any:
     family, _, task = kind.partition(" ")
     if family == "text":
         return seeds.text_lines()
+    if family == "pairs":
+        return seeds.pairs()
     if family in ("jsonl", "csv", "parquet"):
         return seeds.table(kind)
     if family not in ("tsv", "rows"):

@@ -50,6 +50,24 @@ class SentencePieceSettings(Section):
     """nmt_nfkc_cf also folds case; identity leaves text as it is."""
 
 
+class FairseqBPESettings(Section):
+    """fairseq's style for translation: Moses tokenisation, joint BPE codes of subword-nmt, and a
+    dictionary whose size follows from the text and the merges."""
+
+    path: Path
+    kind: Literal["fairseq_bpe"]
+    num_merges: PositiveInt = 32_000
+    """Merges to learn from both languages together; a poor text gives fewer."""
+    min_frequency: PositiveInt = 2
+    """Merges seen less often are not learned."""
+    aggressive_dashes: bool = True
+    """Whether Moses cuts words at dashes, as in `foo @-@ bar` (tokenizer.perl -a)."""
+    escape: bool = True
+    """Whether Moses writes `&`, `|`, quotes and brackets as `&amp;` and so on."""
+    vocab_size: PositiveInt | None = None
+    """Size of the dictionary, which must have it: for `params`, which reads no files."""
+
+
 class PretrainedSettings(Section):
     """A published vocabulary, copied to `path` with the special tokens it lacks."""
 
@@ -68,7 +86,11 @@ def _wordpiece_by_default(given: Any) -> Any:
 
 
 TokenizerSettings = Annotated[
-    WordPieceSettings | ByteBPESettings | SentencePieceSettings | PretrainedSettings,
+    WordPieceSettings
+    | ByteBPESettings
+    | SentencePieceSettings
+    | FairseqBPESettings
+    | PretrainedSettings,
     Field(discriminator="kind"),
     BeforeValidator(_wordpiece_by_default),
 ]

@@ -27,6 +27,13 @@ class Special(NamedTuple):
     mask: int | None = None
 
 
+class InLanguage(NamedTuple):
+    """A text whose language is known."""
+
+    language: str
+    text: str
+
+
 class Tokenizer(ABC):
     """Turns text into ids of a fixed vocabulary; text is never read as a special token."""
 
@@ -76,6 +83,10 @@ class Tokenizer(ABC):
     def word_prefix(self) -> str:
         """What a word inside a sentence begins with: a space where pieces hold the one before."""
         return "" if self.encode("a a") == self.encode("a") * 2 else " "
+
+    def of_language(self, language: str) -> Tokenizer:
+        """This tokenizer for texts of one language; most kinds read every language alike."""
+        return self
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special tokens; "[MASK]" in it is a bracket and a word.
@@ -140,6 +151,16 @@ class Tokenizer(ABC):
     @property
     def sep_id(self) -> int:
         return self._needed(self.special.sep, "sep", "the end of a text needs")
+
+    @property
+    def bos_id(self) -> int:
+        """What a decoder starts from: cls, by translation's name for it."""
+        return self.cls_id
+
+    @property
+    def eos_id(self) -> int:
+        """What ends a sentence: sep, by translation's name for it."""
+        return self.sep_id
 
     @property
     def mask_id(self) -> int:

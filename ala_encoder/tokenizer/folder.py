@@ -12,12 +12,15 @@ from pathlib import Path
 from ala_encoder.errors import UserError, reason, shown
 from ala_encoder.files import folder_aside, remove_leftovers, write_json
 from ala_encoder.settings.tokenizer import (
+    FairseqBPESettings,
     PretrainedSettings,
     TokenizerSettings,
     WordPieceSettings,
 )
-from ala_encoder.tokenizer.base import Tokenizer
+from ala_encoder.tokenizer.base import InLanguage, Tokenizer
 from ala_encoder.tokenizer.byte_bpe import ByteBPE, is_gpt2
+from ala_encoder.tokenizer.fairseq import FairseqBPE
+from ala_encoder.tokenizer.fairseq_files import CODES, MOSES
 from ala_encoder.tokenizer.files import read_json
 from ala_encoder.tokenizer.pretrained import Pretrained
 from ala_encoder.tokenizer.sentence_piece import SentencePiece
@@ -27,16 +30,20 @@ from ala_encoder.tokenizer.wordpiece import WordPiece
 MADE_WITH = "made_with.json"
 """The settings a folder was made with; no loader reads it, `save` does not copy it."""
 
-_Kind = type[WordPiece] | type[ByteBPE] | type[SentencePiece] | type[Pretrained]
+_Kind = type[WordPiece] | type[ByteBPE] | type[SentencePiece] | type[FairseqBPE] | type[Pretrained]
 
 _FILES: dict[str, _Kind] = {
     "vocab.txt": WordPiece,
     "vocab.json": ByteBPE,
     "merges.txt": ByteBPE,
     "*.model": SentencePiece,
+    "dict.*.txt": FairseqBPE,
 }
+_SIZE_FOLLOWS = (PretrainedSettings, FairseqBPESettings)
 _WANTED = [
     *_FILES,
+    *CODES,
+    MOSES,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -72,7 +79,9 @@ def open_folder(settings: TokenizerSettings, say: Callable[[str], None] = print)
 
 
 def make(
-    settings: TokenizerSettings, texts: Iterable[str], say: Callable[[str], None] = print
+    settings: TokenizerSettings,
+    texts: Iterable[str | InLanguage],
+    say: Callable[[str], None] = print,
 ) -> None:
     """Train on texts, or copy a published tokenizer and append the special tokens it lacks.
 
@@ -93,18 +102,21 @@ def make(
 
 
 def _recorded(settings: TokenizerSettings) -> dict[str, object]:
-    """What decides the folder's bytes: of a copy, its size is an outcome."""
-    outcome = {"vocab_size"} if isinstance(settings, PretrainedSettings) else set()
+    """What decides the folder's bytes: of a copy or a dictionary, its size is an outcome."""
+    outcome = {"vocab_size"} if isinstance(settings, _SIZE_FOLLOWS) else set()
     return settings.model_dump(mode="json", exclude={"path", *outcome})
 
 
 def _check(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
     """Compare with the settings what every tokenizer itself tells."""
+    if isinstance(settings, _SIZE_FOLLOWS) and settings.vocab_size is not None:
+        _agree(settings, "vocab_size", tokenizer.vocab_size)
     if isinstance(settings, PretrainedSettings):
-        if settings.vocab_size is not None:
-            _agree(settings, "vocab_size", tokenizer.vocab_size)
         return
     _agree(settings, "kind", tokenizer.kind)
+    if isinstance(settings, FairseqBPESettings) and isinstance(tokenizer, FairseqBPE):
+        for option, value in tokenizer.moses._asdict().items():
+            _agree(settings, option, value)
     if isinstance(settings, WordPieceSettings) and isinstance(tokenizer, WordPiece):
         _agree(settings, "lowercase", tokenizer.normalisation.do_lower_case)
 
@@ -119,11 +131,12 @@ def _agree(settings: TokenizerSettings, name: str, value: object) -> None:
 
 
 def load(folder: Path) -> Tokenizer:
-    """Read a tokenizer folder, ours or as published for BERT, GPT-2 or a SentencePiece model.
+    """Read a tokenizer folder, ours or as published for BERT, GPT-2, fairseq or SentencePiece.
 
     tokenizer.json tells the kind by its model; without one, vocab.txt is WordPiece, vocab.json
-    with merges.txt byte-level BPE, *.model SentencePiece. A tokenizer.json of another kind is read
-    by the tokenizers library; a *.model beside one of Unigram must hold no other pieces.
+    with merges.txt byte-level BPE, *.model SentencePiece, dict.LANG.txt fairseq's style. A
+    tokenizer.json of another kind is read by the tokenizers library; a *.model beside one of
+    Unigram must hold no other pieces.
 
     Raises UserError, naming the path, when the files are missing, malformed, of two kinds, or
     contradict each other.
@@ -138,8 +151,8 @@ def load(folder: Path) -> Tokenizer:
             return Pretrained.read(folder)
         found["tokenizer.json"] = kind
     if not found:
-        wanted = "no tokenizer.json and no vocab.txt, vocab.json with merges.txt, or *.model"
-        raise UserError(f"{folder}: {wanted} in this folder")
+        names = "vocab.txt, vocab.json with merges.txt, *.model, or dict.LANG.txt with codes"
+        raise UserError(f"{folder}: no tokenizer.json and no {names} in this folder")
     if len(set(found.values())) > 1:
         files = ", ".join(f"{name} ({kind.kind})" for name, kind in found.items())
         raise UserError(f"{folder}: files of two kinds of tokenizer: {files}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 from ala_encoder.errors import UserError
 from ala_encoder.tokenizer.base import Tokenizer
@@ -53,3 +54,21 @@ def fit_report(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int | fl
         "vocab_size": tokenizer.vocab_size,
         "vocabulary_use": len(seen - tokenizer.special_ids) / max(1, ordinary),
     }
+
+
+def round_trip_report(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
+    """Count the lines that decoding gives back and those it does not, white space apart.
+
+    Returns `lines`; `unknown_lines`, with a piece that is not in the vocabulary; and of the others
+    `changed_lines`, which normalisation or tokenisation cannot undo.
+    """
+    counts: Counter[str] = Counter()
+    source = iter(texts)
+    while part := list(islice(source, _AT_ONCE)):
+        for text, ids in zip(part, tokenizer.encode_batch(part), strict=True):
+            is_unknown = tokenizer.unk_id in ids
+            changed = tokenizer.decode(ids).split() != text.split()
+            counts["lines"] += 1
+            counts["unknown_lines"] += is_unknown
+            counts["changed_lines"] += changed and not is_unknown
+    return {name: counts[name] for name in ("lines", "unknown_lines", "changed_lines")}

@@ -1,6 +1,7 @@
 """Learning a vocabulary from text, the same one from the same text however it arrives.
 
-For: WordPiece, byte-level BPE and SentencePiece. Not for: reading text files (`sources`).
+For: WordPiece, byte-level BPE and SentencePiece. Not for: reading text files (`sources`), fairseq's
+style (`fairseq_training`).
 Distinct chunks of text are counted first and handed to the libraries in sorted order, so that a
 vocabulary depends on the chunks and their counts alone: not on the process, the number of threads,
 or the order of files and lines.
@@ -19,12 +20,14 @@ from ala_encoder.errors import UserError, reason
 from ala_encoder.lines import SURROGATES
 from ala_encoder.settings.tokenizer import (
     ByteBPESettings,
+    FairseqBPESettings,
     SentencePieceSettings,
     TokenizerSettings,
     WordPieceSettings,
 )
-from ala_encoder.tokenizer.base import Special, Tokenizer
+from ala_encoder.tokenizer.base import InLanguage, Special, Tokenizer
 from ala_encoder.tokenizer.byte_bpe import ALPHABET, ByteBPE, splitter
+from ala_encoder.tokenizer.fairseq_training import train_fairseq_bpe
 from ala_encoder.tokenizer.sentence_piece import SentencePiece
 from ala_encoder.tokenizer.wordpiece import (
     CONTINUATION,
@@ -47,21 +50,27 @@ _CHUNK = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
 
 
 def train(
-    settings: TokenizerSettings, texts: Iterable[str], say: Callable[[str], None] = print
+    settings: TokenizerSettings,
+    texts: Iterable[str | InLanguage],
+    say: Callable[[str], None] = print,
 ) -> Tokenizer:
     """Learn the vocabulary that settings ask for; equal texts in any order give equal bytes.
 
+    Only kind fairseq_bpe, which needs it, asks for the language of a text.
     Raises UserError for texts without words, a vocab_size too small for the special tokens and
     letters (naming the smallest), one too large for SentencePiece (naming the largest), and for
     kind pretrained, which is not trained. The other kinds give fewer pieces and say so.
     """
-    texts = (SURROGATES.sub("", text) for text in texts)
+    if isinstance(settings, FairseqBPESettings):
+        return train_fairseq_bpe(settings, texts, say)
+    plain = (text if isinstance(text, str) else text.text for text in texts)
+    clean = (SURROGATES.sub("", text) for text in plain)
     if isinstance(settings, WordPieceSettings):
-        return _train_wordpiece(settings, texts, say)
+        return _train_wordpiece(settings, clean, say)
     if isinstance(settings, ByteBPESettings):
-        return _train_byte_bpe(settings, texts, say)
+        return _train_byte_bpe(settings, clean, say)
     if isinstance(settings, SentencePieceSettings):
-        return _train_sentence_piece(settings, texts)
+        return _train_sentence_piece(settings, clean)
     raise UserError("tokenizer.kind = 'pretrained': is copied, not trained")
 
 

@@ -15,6 +15,7 @@ from tests.fuzz.changes import (
     Change,
     byte_order_mark,
     crlf,
+    duplicate_line,
     empty,
     flip,
     folder,
@@ -86,6 +87,11 @@ def quote_csv_cells(_: random.Random, content: bytes) -> bytes:
 
 def _is_utf8(content: bytes) -> bool:
     return content == content.decode("utf-8", "ignore").encode()
+
+
+def tab(rng: random.Random, lines: list[bytes]) -> None:
+    at = rng.randrange(len(lines) - 1)
+    lines[at] += b"\tand a second cell"
 
 
 def blank_line(rng: random.Random, lines: list[bytes]) -> None:
@@ -247,6 +253,14 @@ MORE: dict[str, list[Change]] = {
     "json": [*WHOLE, *JSON, on_bytes(json_deep, "refused"), on_bytes(whitespace, "same")],
     "bpe": [*WHOLE[1:], Change("empty", empty), *JSON],
     "spm": WHOLE,
+    "fairseq": [
+        *(Change(change.name, change.apply) for change in WHOLE), *JSON, on_bytes(crlf, "same"),
+        on_bytes(no_last_line_end, "same"),
+    ],
+    "pairs": [
+        *LINES, Change("empty", empty, "refused"), on_lines(tab, "row"),
+        on_lines(duplicate_line, "refused"),
+    ],
     "parquet": WHOLE,
     "deepspeed": [*JSON, on_bytes(yaml_value), Change("folder", folder, "refused")],
     "state": [*JSON, Change("folder", folder, "refused"), Change("missing", missing, "refused")],
@@ -261,5 +275,10 @@ MORE["text"] += [
     gzip_bytes(half, "refused"), gzip_bytes(wrong_sum, "refused"), gzip_bytes(flip, "unknown"),
     gzip_bytes(not_compressed, "refused"), gzip_bytes(many_members, "same"),
     gzip_bytes(small_for_much, "row"),
+]  # fmt: skip
+MORE["pairs"] += [
+    gzip_bytes(half, "refused"), gzip_bytes(wrong_sum, "refused"), gzip_bytes(flip, "unknown"),
+    gzip_bytes(not_compressed, "refused"), gzip_bytes(many_members, "same"),
+    gzip_bytes(small_for_much, "refused"),
 ]  # fmt: skip
 MORE["rows"] = MORE["jsonl"]

@@ -54,12 +54,13 @@ _LABEL = re.compile(r"label|Quality|is_duplicate|score|gold_label")
 KINDS = (
     *(f"tsv {task}" for task in GLUE_COLUMNS),
     "rows rte", "rows stsb", "jsonl", "csv", "parquet", "text", "text gz", "vocab",
-    "json wordpiece", "json unigram", "json bpe", "bpe", "spm", "yaml", "yaml", "overrides",
+    "json wordpiece", "json unigram", "json bpe", "bpe", "spm", "fairseq", "pairs", "pairs gz",
+    "yaml", "yaml", "overrides",
     "deepspeed", "state", "export",
 )  # fmt: skip
 
 
-OPTIONAL = ("tokenizer_config.json",)
+OPTIONAL = ("tokenizer_config.json", "moses.json")
 """Files without which, or with another in their place, a folder is as good."""
 
 
@@ -193,6 +194,37 @@ def _spm(_: str, __: str) -> dict[str, bytes]:
     return {"spiece.model": model.getvalue()}
 
 
+def _fairseq(_: str, __: str) -> dict[str, bytes]:
+    codes = "#version: 0.2\nt h\nth e</w>\ni n\nin g</w>\nf i\n"
+    pieces = "the f@@ fi@@ ing l@@ m t@@ h@@ e q@@ u@@ i@@ a . , @-@ &apos; n@@ r@@ s"
+    dictionary = "".join(f"{piece} 9\n" for piece in pieces.split(" ")).encode()
+    return {
+        "bpecodes": codes.encode(), "dict.de.txt": dictionary, "dict.en.txt": dictionary,
+        "moses.json": b'{"aggressive_dashes": true, "escape": false}',
+    }  # fmt: skip
+
+
+@functools.cache
+def pairs() -> list[tuple[int, str, str]]:
+    """Return the valid parallel text: number, source, target."""
+    rng = random.Random("pairs")
+    return [
+        (number, f"{number} {source}", f"{source} {number}")
+        for number in range(20)
+        for source in [" ".join(rng.choices(_WORDS, k=rng.randint(1, 12)))]
+    ]
+
+
+def _pairs(_: str, what: str) -> dict[str, bytes]:
+    sides = ["".join(f"{pair[side]}\n" for pair in pairs()).encode() for side in (1, 2)]
+    if what == "gz":
+        return {
+            f"train.{language}.gz": gzip.compress(side, mtime=0)
+            for language, side in zip(("en", "de"), sides, strict=True)
+        }
+    return {"train.en": sides[0], "train.de": sides[1]}
+
+
 def _state(_: str, __: str) -> dict[str, bytes]:
     state = {
         "loop": {"step": 1, "scores": {"loss": 0.5, "none": None}},
@@ -257,7 +289,7 @@ DEEPSPEED = """\
 
 _VALID: dict[str, Callable[[str, str], dict[str, bytes]]] = {
     "tsv": _tsv, "jsonl": _jsonl, "csv": _csv, "text": _text, "vocab": _vocab,
-    "json": _tokenizer_json, "bpe": _bpe, "spm": _spm,
+    "json": _tokenizer_json, "bpe": _bpe, "spm": _spm, "fairseq": _fairseq, "pairs": _pairs,
     "yaml": lambda *_: {"settings.yaml": YAML.encode()},
     "overrides": lambda *_: {"settings.yaml": YAML.encode()},
     "rows": _jsonl, "parquet": _parquet, "state": _state, "export": _export,

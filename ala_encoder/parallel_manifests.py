@@ -1,0 +1,141 @@
+"""The manifest of a parallel corpus: what was tokenised, how, what came out, what was left out.
+
+For: writing it, checking it strictly, and saying what differs. Not for: the arrays
+(`parallel_corpus`), running text (`manifests`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from ala_encoder.cleaning import REASONS
+from ala_encoder.errors import UserError, shown
+from ala_encoder.files import read_json
+from ala_encoder.lines import Reading
+from ala_encoder.manifests import ADVICE, DatasetRecord, FileRecord, has_changed
+from ala_encoder.parallel import ParallelSource
+from ala_encoder.settings.base import NonNegativeInt, PositiveInt, Section
+from ala_encoder.settings.loader import check, flatten
+from ala_encoder.settings.parallel import NamedParallel, TranslationData
+
+FORMAT: Literal["parallel-1"] = "parallel-1"
+
+
+class SideRecord(Section):
+    """What came out of one side of a split."""
+
+    tokens: PositiveInt
+    """eos of each sentence included."""
+    unknown: NonNegativeInt
+    sha256: str
+    """Of the file of tokens."""
+    ends_sha256: str
+    """Of the file of places."""
+
+
+class PairsRecord(Section):
+    """What came out of a split, what was met and dropped, and where that is."""
+
+    pairs: PositiveInt
+    dropped: dict[str, PositiveInt]
+    """Pairs by the reason of `cleaning` why they are not there."""
+    src: SideRecord
+    trg: SideRecord
+    reading: Reading
+    files: tuple[FileRecord, ...]
+    dataset: DatasetRecord | None
+
+
+class ParallelManifest(Section):
+    """A prepared parallel corpus."""
+
+    format: Literal["parallel-1"] = FORMAT
+    tokenizer: str
+    """Its fingerprint."""
+    vocab_size: PositiveInt
+    dtype: Literal["<u2", "<u4"]
+    data: TranslationData
+    """What it was made with; `path` is where it was then."""
+    train: PairsRecord
+    valid: PairsRecord
+    test: PairsRecord | None
+
+    @property
+    def splits(self) -> dict[str, PairsRecord]:
+        """The records of the splits there are."""
+        found = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {split: record for split, record in found.items() if record is not None}
+
+    @property
+    def ratio(self) -> float:
+        """Source tokens for one target token of the training text: keys per query of `cross`."""
+        return self.train.src.tokens / self.train.trg.tokens
+
+    def describe(self) -> str:
+        """Return one line for the user."""
+        parts = (f"{split} {record.pairs:,} pairs" for split, record in self.splits.items())
+        return f"{'-'.join(self.data.languages)}: {', '.join(parts)}"
+
+    def notes(self) -> list[str]:
+        """Return a sentence for the user on whatever was mended, skipped or dropped."""
+        notes = []
+        for split, record in self.splits.items():
+            notes += [f"{split}: {note}" for note in record.reading.notes()]
+            if dropped := record.dropped:
+                read = record.pairs + sum(dropped.values())
+                notes.append(f"{split}: of {read:,} pairs were dropped {dropped_text(dropped)}")
+        return notes
+
+
+def dropped_text(counts: dict[str, int]) -> str:
+    """Return how many pairs were dropped and why, for the user."""
+    said = [f"{counts[reason]:,} {what}" for reason, what in REASONS.items() if reason in counts]
+    return ", ".join(said)
+
+
+def dataset_record(source: ParallelSource) -> DatasetRecord | None:
+    """Return the data set of a split and its fingerprint; None for files."""
+    if not isinstance(source.text, NamedParallel):
+        return None
+    assert source.dataset is not None
+    fingerprint = source.dataset.fingerprint(source.text.split)
+    return DatasetRecord(name=str(source), fingerprint=fingerprint)
+
+
+def read(folder: Path) -> ParallelManifest:
+    """Return the manifest of a parallel corpus; raises UserError when missing or damaged."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise UserError(f"data.path = {folder}: no corpus there, run prepare_data first")
+    advice = "delete the folder and prepare again"
+    data = read_json(path)
+    if data.get("format") != FORMAT:
+        raise UserError(f"{path}: not a parallel corpus of format {FORMAT}, {advice}")
+    try:
+        return check(data, ParallelManifest)
+    except UserError as error:
+        raise UserError(f"{path}: damaged, {advice}: {error}") from None
+
+
+def refuse_stale(
+    data: TranslationData, manifest: ParallelManifest, sources: dict[str, ParallelSource]
+) -> None:
+    """Raise UserError, saying what differs, when a corpus is not of this text as it is now."""
+    made, wanted = (
+        flatten(settings.model_dump(mode="json", exclude={"path"}), "data")
+        for settings in (manifest.data, data)
+    )
+    if manifest.splits.keys() != sources.keys():
+        has = ", ".join(manifest.splits)
+        raise UserError(f"{data.path}: made of {has} alone; {ADVICE}")
+    for key, value in made.items():
+        if key not in wanted or wanted[key] != value:
+            now = shown(wanted.get(key))
+            raise UserError(f"{data.path}: made with {key} = {shown(value)}, not {now}; {ADVICE}")
+    for split, record in manifest.splits.items():
+        for file in record.files:
+            if has_changed(Path(file.path), file):
+                raise UserError(f"{data.path}: {file.path} has changed since; {ADVICE}")
+        if record.dataset != dataset_record(sources[split]):
+            raise UserError(f"{data.path}: {sources[split]} has changed since; {ADVICE}")
