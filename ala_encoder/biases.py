@@ -164,12 +164,23 @@ class Sandwich(Bias):
         self.num_heads, self.dim = num_heads, dim
 
     def forward(self, offset: Tensor, x: Tensor) -> Tensor:
-        # One cosine at a time: nothing d/2 times as large as the map is ever held.
+        heads = torch.arange(1, self.num_heads + 1, device=offset.device)
+        return self._sum(offset) * (self.num_heads / (8.0 * heads))[:, None, None]
+
+    def _sum(self, offset: Tensor) -> Tensor:
+        """Return the sum of the cosines at each offset, float32 of its shape."""
+        if offset.is_floating_point():
+            return self._cosines(offset)
+        # A map has few distances; d/2 cosines of each of its numbers would cost more than all else.
+        distances = torch.arange(int(offset.abs().max()) + 1, device=offset.device)
+        return self._cosines(distances)[offset.abs()]
+
+    def _cosines(self, offset: Tensor) -> Tensor:
+        # One at a time: nothing d/2 times as large as the offsets is ever held.
         total = torch.zeros(offset.shape, dtype=torch.float32, device=offset.device)
         for m in range(self.dim // 2):
             total = total + torch.cos(offset.float() * 10_000.0 ** (-2 * m / self.dim))
-        heads = torch.arange(1, self.num_heads + 1, device=offset.device)
-        return total * (self.num_heads / (8.0 * heads))[:, None, None]
+        return total
 
 
 _KERPLE_LEAST = 0.01

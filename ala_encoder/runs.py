@@ -24,7 +24,7 @@ from torch import nn
 
 from ala_encoder import engine as engines
 from ala_encoder import export, ranks, reporting
-from ala_encoder.attention import Attention
+from ala_encoder.attention import Attention, compile_long_runs
 from ala_encoder.engine import Engine
 from ala_encoder.errors import RunStopped, UserError
 from ala_encoder.evaluation import Forward, plain
@@ -37,7 +37,7 @@ from ala_encoder.settings.loader import check, dump, flatten, read_plain
 from ala_encoder.settings.train import split_batch
 from ala_encoder.tokenizer import Tokenizer
 from ala_encoder.tracking import NullLog, RunInfo, RunLog, is_open, null_log
-from ala_encoder.training import Goal, Outcome, Scores, fit
+from ala_encoder.training import Goal, Outcome, Scores, fit, total_steps
 
 _PACKAGES = (
     "torch",
@@ -265,6 +265,7 @@ def train(
     RunStopped when the gradient is not finite, or the export is wrong.
     """
     split = split_batch(settings.train, ranks.world_size())
+    compile_long_runs(model, total_steps(settings, len(goal.examples)))
     engine = Engine(model, settings, split)
     log_engine(run, engine)
     outcome = fit(engine, goal, settings, split, run.folder, run.log)

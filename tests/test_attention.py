@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ala_encoder import biases, kernels
-from ala_encoder.attention import Attention, QKBank
+from ala_encoder.attention import Attention, QKBank, compile_long_runs
 from ala_encoder.errors import UserError
 from ala_encoder.heads import HeadTable, parse_head
 from ala_encoder.kernels import Scoring, Visibility, shifted
@@ -400,8 +401,9 @@ WAYS = ["dense", "auto", "crossed"]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     path: str = request.param
     if path == "crossed":
-        for name in ("SLOPE_CAUSAL_FROM", "SLOPE_FROM", "BANDED_FROM", "BANDED_POST_FROM"):
+        for name in [name for name in vars(paths) if name.endswith("_FROM")]:
             monkeypatch.setattr(paths, name, 1)
+        monkeypatch.setattr(paths, "BANDED_PER_OFFSET", 0)
         paths._plan.cache_clear()
     yield "dense" if path == "dense" else "auto"
     paths._plan.cache_clear()
@@ -569,8 +571,8 @@ def test_a_group_of_single_keys_alone_has_no_projection(
 
 def test_the_path_of_a_layer_is_written_as_text() -> None:
     layers = Layers([["prev1", "band1", "full"]], mask_operator="pre_softmax")
-    assert layers.layers[0].path == "1xbanded+1xsdpa,banded@120+1xsdpa"
-    assert Layers([["full"] * 3], biases=BIASES["gated"]).layers[0].path == "sdpa,slope@512"
+    assert layers.layers[0].path == "1xbanded+1xdense,banded@102+1xdense,sdpa@160"
+    assert Layers([["full"] * 3], biases=BIASES["gated"]).layers[0].path == "dense,slope@32"
     assert Layers([["full"] * 3], dropout=0.1).layers[0].path == "dense(dropout)"
     assert Layers([["full"] * 3]).bfloat16().layers[0].path == "sdpa"
 
@@ -674,18 +676,25 @@ def test_compiled_layers_equal_the_others(monkeypatch: pytest.MonkeyPatch) -> No
     given["rows"] = [["band2", "band1", "band1#a"]]
     results = [
         values_and_gradients(Layers(compile=how, **given), draw(), segments("left"))
-        for how in ("on", "off", "auto")
+        for how in ("on", "off")
     ]
     assert used == [1]
     assert_equal(results[0], results[1])
-    assert_equal(results[2], results[1])
 
 
-def test_auto_compiles_long_texts_in_training_alone() -> None:
-    long, short = (torch.zeros(1, 1, n, 1) for n in (paths.COMPILED_FROM, 8))
-    scoring = {how: Scoring((), (), paths.Case(), compile=how) for how in ("auto", "on", "off")}
-    rule = kernels.parts._is_compiled
-    assert [rule(scoring[how], short) for how in scoring] == [False, True, False]
-    assert [rule(scoring[how], long) for how in scoring] == [True, True, False]
-    with torch.no_grad():
-        assert not rule(scoring["auto"], long)
+def test_auto_compiles_in_long_trainings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiles(how: str, steps: int | None) -> bool:
+        layers = Layers([["band1", "band1#a"]], compile=how, mask_operator="pre_softmax")
+        if steps is not None:
+            compile_long_runs(layers, steps)
+        assert ("(compiled)" in layers.layers[0].path) == layers.layers[0].compiles
+        return layers.layers[0].compiles
+
+    long = paths.COMPILED_FROM_STEPS
+    monkeypatch.setenv("CXX", sys.executable)  # any program: nothing is compiled here
+    for how, steps in (("on", None), ("on", 1), ("on", long), ("auto", long)):
+        assert compiles(how, steps)
+    for how, steps in (("off", long), ("auto", None), ("auto", long - 1)):
+        assert not compiles(how, steps)
+    monkeypatch.setenv("CXX", "no such compiler")
+    assert not compiles("auto", long) and compiles("on", long)

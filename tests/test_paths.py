@@ -24,36 +24,39 @@ def case(cpu: bool = True, **given: Any) -> Case:
 @pytest.mark.parametrize(
     ("cells", "given", "choice"),
     [
-        ("full", case(), "sdpa"),
+        ("full", case(), "dense,sdpa@160"),
         ("full", case(causal=True), "sdpa"),
         ("full", case(dropout=True), "dense(dropout)"),
-        ("full", case(cross=True, has_slopes=True), "sdpa"),
-        ("full", case(has_slopes=True), "sdpa,slope@512"),
-        ("full", case(has_slopes=True, causal=True), "sdpa,slope@64"),
-        ("full", case(has_slopes=True, is_half=True), "sdpa"),
-        ("full", case(has_slopes=True, has_others=True), "sdpa"),
-        ("full", case(has_others=True, causal=True), "sdpa"),
-        ("full", case(has_slopes=True, window=8), "sdpa,banded@600"),
-        ("full", case(window=33), "sdpa,banded@2600"),
-        ("full", case(window=33, causal=True), "sdpa,banded@1320"),
-        ("band2 prev1", case(), "dense,banded@512"),
+        ("full", case(cross=True, has_slopes=True), "dense,sdpa@512"),
+        ("full", case(has_slopes=True), "dense,slope@32"),
+        ("full", case(has_slopes=True, causal=True), "dense,slope@32"),
+        ("full", case(has_slopes=True, is_half=True), "dense,sdpa@512"),
+        ("full", case(has_slopes=True, has_others=True), "dense,sdpa@512"),
+        ("full", case(has_others=True, causal=True), "dense,sdpa@192"),
+        ("full", case(has_slopes=True, window=8), "dense,banded@126"),
+        ("full", case(window=33), "dense,banded@226"),
+        ("full", case(window=33, causal=True), "dense,banded@162"),
+        ("full", case(window=400), "dense,sdpa@512,banded@1694"),
+        ("band2 prev1", case(), "dense,banded@384"),
         ("band2 prev1", case(has_slopes=True), "dense"),
         ("band2 prev1", case(causal=True), "dense"),
         ("band2 prev1", case(is_half=True), "dense"),
-        ("band2 full prev1 full", case(), "2xdense,banded@512+2xsdpa"),
-        ("band2 full", case(has_slopes=True), "1xdense+1xsdpa,slope@512"),
-        ("band2 band3", case(is_pre_softmax=True), "1xsdpa,banded@200+1xsdpa,banded@280"),
-        ("band2 band2", case(is_pre_softmax=True, has_others=True), "sdpa,banded@200"),
-        ("band99", case(is_pre_softmax=True), "sdpa,banded@7960"),
+        ("band2 full prev1 full", case(), "2xdense,banded@384+2xdense,sdpa@160"),
+        ("band2 full", case(has_slopes=True), "1xdense+1xdense,slope@32"),
+        ("band2 band3", case(is_pre_softmax=True), "1xdense,banded@106+1xdense,banded@110"),
+        ("band2 band2", case(is_pre_softmax=True, has_others=True), "dense,banded@106"),
+        ("band99", case(is_pre_softmax=True), "dense,banded@494"),
+        ("band299", case(is_pre_softmax=True), "dense,sdpa@512,banded@1294"),
         ("prev1 identity next99", case(is_pre_softmax=True), "banded"),
         ("prev1 band2 full", case(is_pre_softmax=True),
-         "1xbanded+1xsdpa,banded@200+1xsdpa"),
+         "1xbanded+1xdense,banded@106+1xdense,sdpa@160"),
         ("full", case(False), "sdpa"),
         ("full", case(False, has_slopes=True), "sdpa"),
+        ("full", case(False, has_slopes=True, causal=True), "sdpa,slope@32"),
         ("full", case(False, has_others=True, causal=True), "sdpa"),
         ("full", case(False, cross=True, has_slopes=True), "sdpa"),
         ("band2", case(False), "dense"),
-        ("band2", case(False, is_pre_softmax=True, is_half=True), "sdpa,banded@200"),
+        ("band2", case(False, is_pre_softmax=True, is_half=True), "sdpa,banded@106"),
     ],
 )  # fmt: skip
 def test_auto_takes_the_fastest_that_can(cells: str, given: Case, choice: str) -> None:
@@ -63,10 +66,19 @@ def test_auto_takes_the_fastest_that_can(cells: str, given: Case, choice: str) -
 
 def test_the_length_decides_between_the_steps_of_a_ladder() -> None:
     (part,) = plan([parse_head("full")], case(has_slopes=True, causal=True))
-    start = paths.SLOPE_CAUSAL_FROM
+    start = paths.SLOPE_FROM
     assert [part.path(n) for n in (1, start - 1, start, start * 9)] == [
-        "sdpa", "sdpa", "slope", "slope"
+        "dense", "dense", "slope", "slope"
     ]  # fmt: skip
+
+
+def test_what_is_dense_at_a_length_is_computed_together() -> None:
+    heads = [parse_head(cell) for cell in ("band1", "full", "band3", "full")]
+    given = case()
+    parts = plan(heads, given)
+    assert [part.heads for part in paths.at_length(parts, 100)] == [(0, 1, 2, 3)]
+    assert [part.heads for part in paths.at_length(parts, 200)] == [(0, 2), (1, 3)]
+    assert paths.at_length(parts, 400) == parts
 
 
 def test_every_head_is_in_exactly_one_part() -> None:

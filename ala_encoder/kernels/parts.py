@@ -21,7 +21,7 @@ from ala_encoder.kernels.sdpa import sdpa
 from ala_encoder.kernels.shifted import compiled
 from ala_encoder.kernels.slope import slope
 from ala_encoder.kernels.visibility import Visibility
-from ala_encoder.settings.paths import COMPILED_FROM, Case, Part, offsets, plan
+from ala_encoder.settings.paths import Case, Part, at_length, offsets, plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Scoring:
     """Cross-attention: its offset is j − ratio·i."""
     dropout: float = 0.0
     path: str = "auto"
-    compile: str = "off"
+    compile: bool = False
 
     def parts(self, q: Tensor | None, v: Tensor) -> tuple[Part, ...]:
         """Return the parts on the device at hand."""
@@ -71,8 +71,8 @@ def mix(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring) -> Tens
     q: [B, G, Q, d] and k: [B, G, K, d] of the G Q/K groups (None: no head has any); v:
     [B, H, K, d]. Raises UserError when the path asked for by name cannot compute a head.
     """
-    parts = scoring.parts(q, v)
     length = v.shape[2]
+    parts = at_length(scoring.parts(q, v), length)
     mixed = [_PATHS[part.path(length)](q, k, v, scoring, part) for part in parts]
     if len(parts) == 1:
         return mixed[0]
@@ -156,14 +156,8 @@ def _banded(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, par
         hidden = [[[not head.allows(o) for o in row]] for head in own]
         local = closed(torch.tensor(hidden, device=device))
         bias = local if bias is None else bias + local
-    run = compiled() if _is_compiled(scoring, q) else banded_pre
+    run = compiled() if scoring.compile else banded_pre
     return run(q, k, v, row, bias=bias, segments=segments)
-
-
-def _is_compiled(scoring: Scoring, q: Tensor) -> bool:
-    if scoring.compile != "auto":
-        return scoring.compile == "on"
-    return q.shape[2] >= COMPILED_FROM and torch.is_grad_enabled()
 
 
 _PATHS: dict[str, Callable[..., Tensor]] = {

@@ -33,7 +33,8 @@ class AttentionSettings(Section):
     path: Literal["auto"] | Path = "auto"
     """How attention is computed; a path that cannot compute this table is refused."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether `banded` is compiled before the softmax; auto: training on long texts alone."""
+    """Whether `banded` is compiled before the softmax; auto: in trainings of 2,000 steps and more,
+    where there is a C++ compiler."""
     dropout: Probability = 0.0
     """Dropout of attention weights; above 0 only the dense path is used."""
 

@@ -24,16 +24,20 @@ from ala_encoder.heads import Head
 Path = Literal["dense", "sdpa", "slope", "banded", "flex"]
 PATHS: tuple[Path, ...] = ("dense", "sdpa", "slope", "banded", "flex")
 
-SLOPE_CAUSAL_FROM = 64
-"""Tokens from which a causal `slope` is taken on a CPU; below, the bias goes to `sdpa` as a map."""
-SLOPE_FROM = 512
-"""The same for bidirectional attention, whose two halves cost two kernel calls."""
-BANDED_FROM = 40
-"""Tokens for each offset from which a pre-softmax band or a window is taken offset by offset."""
-BANDED_POST_FROM = 512
-"""Tokens from which a post-softmax mask is, which needs the log-sum-exp over all keys as well."""
-COMPILED_FROM = 1024
-"""Tokens from which `compile: auto` compiles `banded` in training: each length costs seconds."""
+# Crossovers on a CPU (benchmarks/attention.md), in tokens: `auto` takes a path from there on.
+SDPA_FROM, SDPA_CAUSAL_FROM = 160, 0
+"""`sdpa` rather than `dense`, without biases; elsewhere than on a CPU always."""
+SDPA_MASKED_FROM, SDPA_MASKED_CAUSAL_FROM = 512, 192
+"""The same with biases or masks, which it takes as a map."""
+SLOPE_FROM = 32
+"""`slope`."""
+BANDED_FROM, BANDED_PER_OFFSET = 96, 2
+"""`banded` before the softmax: so many, and so many more for each offset that a head sees."""
+BANDED_POST_FROM = 384
+"""`banded` after the softmax, which needs the log-sum-exp over all keys as well."""
+COMPILED_FROM_STEPS = 2_000
+"""Optimizer steps from which `compile: auto` compiles `banded` before the softmax: it takes about 15
+seconds, once for all lengths, and then saves some milliseconds a layer and step."""
 
 
 @dataclass(frozen=True)
@@ -158,23 +162,45 @@ def _plan(heads: tuple[Head, ...], case: Case, asked: str) -> tuple[Part, ...]:
     return tuple(Part(tuple(places), *key) for key, places in found.items())
 
 
+@lru_cache(maxsize=4096)
+def at_length(parts: tuple[Part, ...], length: int) -> tuple[Part, ...]:
+    """Return the parts of a text length: all that are `dense` there are computed together."""
+    dense = [part for part in parts if part.path(length) == "dense"]
+    if len(dense) < 2:
+        return parts
+    heads = tuple(sorted(head for part in dense for head in part.heads))
+    others = tuple(part for part in parts if part not in dense)
+    return (Part(heads, ((0, "dense"),)), *others)
+
+
 def _ladder(head: Head, case: Case) -> tuple[tuple[int, Path], ...]:
-    base: Path = "sdpa" if refusal("sdpa", head, case) is None else "dense"
+    """Return the steps of `_preferred` that can be done; a step ends all that begin later."""
+    steps: list[tuple[int, Path]] = [(0, "dense")]
     for start, path in _preferred(head, case):
         if refusal(path, head, case) is None:
-            return ((start, path),) if start == 0 else ((0, base), (start, path))
-    return ((0, base),)
+            steps = [step for step in steps if step[0] < start] + [(start, path)]
+    return tuple(steps)
 
 
 def _preferred(head: Head, case: Case) -> Iterator[tuple[int, Path]]:
-    """Yield what beats `sdpa` and `dense`, if it can be done, and from which length."""
+    """Yield what beats `dense`, and then what beats that, and from which length."""
+    yield _sdpa_from(head, case), "sdpa"
+    yield SLOPE_FROM, "slope"
+    seen = offsets(head, case)
     if case.is_pre_softmax and head.is_single_key:
         yield 0, "banded"
-    seen = offsets(head, case)
-    if seen is not None:
-        is_post = head.is_local and not case.is_pre_softmax
-        yield BANDED_POST_FROM if is_post else BANDED_FROM * len(seen), "banded"
-    yield SLOPE_CAUSAL_FROM if case.causal else SLOPE_FROM, "slope"
+    elif head.is_local and not case.is_pre_softmax:
+        yield BANDED_POST_FROM, "banded"
+    elif seen is not None:
+        yield BANDED_FROM + BANDED_PER_OFFSET * len(seen), "banded"
+
+
+def _sdpa_from(head: Head, case: Case) -> int:
+    if case.device != "cpu":
+        return 0
+    if case.has_bias or head.is_local:
+        return SDPA_MASKED_CAUSAL_FROM if case.causal else SDPA_MASKED_FROM
+    return SDPA_CAUSAL_FROM if case.causal else SDPA_FROM
 
 
 def check_path(asked: str, heads: Sequence[Head], case: Case) -> None:
