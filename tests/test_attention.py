@@ -574,7 +574,23 @@ def test_the_path_of_a_layer_is_written_as_text() -> None:
     assert layers.layers[0].path == "1xbanded+1xdense,banded@102+1xdense,sdpa@160"
     assert Layers([["full"] * 3], biases=BIASES["gated"]).layers[0].path == "dense,slope@32"
     assert Layers([["full"] * 3], dropout=0.1).layers[0].path == "dense(dropout)"
-    assert Layers([["full"] * 3]).bfloat16().layers[0].path == "sdpa"
+    half = Layers([["full"] * 3], biases=BIASES["gated"]).bfloat16()
+    assert half.layers[0].path == "dense,sdpa@512"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_texts_of_gated_layers_equal_dense(causal: bool) -> None:
+    """700 tokens: longer than what `slope` computes in the open."""
+    rows = torch.ones(2, 700, dtype=torch.long)
+    rows[0, 650:], rows[1, 300:] = 0, 2
+    slope, dense = (
+        values_and_gradients(
+            Layers([["full"] * 3], causal=causal, biases=BIASES["gated"], path=path),
+            draw(700), rows,
+        )
+        for path in ("slope", "dense")
+    )  # fmt: skip
+    assert_equal(slope, dense, tolerance=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------
