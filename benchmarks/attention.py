@@ -2,8 +2,11 @@
 
     python -m benchmarks.attention [--lengths 512,2048] [--cases full,band2_pre] [--json]
 
-8 heads of 64, float32 on a CPU, bf16 on CUDA. ratio_to_sdpa is to full sdpa of the same causality,
-the same batch; ratio_to_dense to the same case in the open. Below 1 is faster.
+8 heads of --head-dim, float32 on a CPU, bf16 on CUDA. ratio_to_sdpa is to full sdpa of the same
+causality, the same batch; ratio_to_dense to the same case in the open. Below 1 is faster. Paths:
+those of `attend`, banded_compiled, and auto. peak_mib is by how much memory grows beyond the
+inputs; peak_to_io that and the inputs, over the inputs, outputs and gradients. compile_seconds is
+what the first call took, apart from the times. Above 4,096 tokens nothing with T x T maps is timed.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,16 +24,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ala_encoder import attend
+from ala_encoder.kernels.shifted import compiled
 from benchmarks import harness
 
 NUM_HEADS, HEAD_DIM = 8, 64
-_DENSE_UP_TO = 4096  # a map of 8 heads at 16,384 tokens is 8 GiB
+_MAPS_UP_TO = 4096
+"""Tokens up to which T x T maps are timed, and auto, which has no choice left above."""
 
 
 @dataclass(frozen=True)
 class Case:
     """What is computed: the options of `attend`, and the paths that can."""
 
+    name: str
     paths: tuple[str, ...]
     options: dict[str, Any]
     groups: int = NUM_HEADS
@@ -41,85 +47,117 @@ class Case:
         return bool(self.options.get("causal", False))
 
 
-CASES = {
-    "full": Case(("sdpa", "dense"), {}),
-    "full_causal": Case(("sdpa", "dense"), {"causal": True}),
-    "band2_pre": Case(
-        ("banded", "sdpa", "dense"),
-        {"heads": ["band2"] * NUM_HEADS, "mask_operator": "pre_softmax"},
-    ),
-    "band2_post": Case(("banded", "dense"), {"heads": ["band2"] * NUM_HEADS}),
-    "band2_post_shared8": Case(("banded", "dense"), {"heads": ["band2#a"] * NUM_HEADS}, groups=1),
-    "gated_distbias_causal": Case(("slope", "sdpa", "dense"), {"causal": True}, has_slopes=True),
-    "gated_distbias_bidirectional": Case(("slope", "sdpa", "dense"), {}, has_slopes=True),
-}
+_BAND2 = ["band2"] * NUM_HEADS
+_PRE = {"heads": _BAND2, "mask_operator": "pre_softmax"}
+_FUSED = ("flex", "sdpa", "dense")
+_ALL = [
+    Case("full", ("sdpa", "flex", "dense"), {}),
+    Case("full_causal", ("sdpa", "flex", "dense"), {"causal": True}),
+    Case("band2_pre", ("banded", "banded_compiled", *_FUSED), _PRE),
+    Case("band2_post", ("banded", "dense"), {"heads": _BAND2}),
+    Case("band2_post_shared8", ("banded", "dense"), {"heads": ["band2#a"] * 8}, groups=1),
+    Case("gated_distbias_causal", ("slope", *_FUSED), {"causal": True}, has_slopes=True),
+    Case("gated_distbias_bidirectional", ("slope", *_FUSED), {}, has_slopes=True),
+]
+CASES = {case.name: case for case in _ALL}
 
 
-def functions(
-    case: Case, length: int, batch: int, *, backward: bool
-) -> dict[str, Callable[[], Any]]:
-    """Return what is timed: `reference` (full sdpa) and each path of the case, and `auto`."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+class Drawn:
+    """Inputs of one case and length, and what is timed on them."""
 
-    def draw(heads: int) -> Tensor:
-        x = torch.randn(batch, heads, length, HEAD_DIM, device=device, dtype=dtype)
-        return x.requires_grad_(backward)
+    def __init__(self, case: Case, length: int, batch: int, width: int, *, backward: bool) -> None:
+        self.case, self.backward, self.length = case, backward, length
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
-    q, k, v = draw(NUM_HEADS), draw(NUM_HEADS), draw(NUM_HEADS)
-    own_q, own_k = draw(case.groups), draw(case.groups)
-    inputs, options = [own_q, own_k, v], dict(case.options)
-    if case.has_slopes:  # a gate of about one half on alpha = .01
-        gate = 0.01 * torch.rand(batch, NUM_HEADS, length, device=device)
-        options["slopes"] = gate.requires_grad_(backward)
-        inputs.append(options["slopes"])
+        def draw(heads: int) -> Tensor:
+            x = torch.randn(batch, heads, length, width, device=device, dtype=dtype)
+            return x.requires_grad_(backward)
 
-    def run(forward: Callable[[], Tensor], wanted: Sequence[Tensor]) -> None:
-        if not backward:
+        self.full = [draw(NUM_HEADS) for _ in range(3)]
+        self.own = [draw(case.groups), draw(case.groups), self.full[2]]
+        if case.has_slopes:  # a gate of about one half on alpha = .01
+            gate = 0.01 * torch.rand(batch, NUM_HEADS, length, device=device)
+            self.own.append(gate.requires_grad_(backward))
+
+    def functions(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Yield each path of the case that is measured at this length, and auto."""
+        for path in (*self.case.paths, "auto"):
+            if path == "flex" and not torch.cuda.is_available():
+                continue  # it has no backward pass on a CPU, and its forward pass is a check
+            has_map = path == "dense" or (path == "sdpa" and "full" not in self.case.name)
+            if self.length <= _MAPS_UP_TO or not (has_map or path == "auto"):
+                yield path, partial(self._run, partial(self._attend, path), self.own)
+
+    def reference(self) -> None:
+        """Run full sdpa of the same causality."""
+        causal = self.case.causal
+        self._run(partial(F.scaled_dot_product_attention, is_causal=causal), self.full)
+
+    def _attend(self, path: str, q: Tensor, k: Tensor, v: Tensor, *slopes: Tensor) -> Tensor:
+        if path == "banded_compiled":
+            return compiled()(q, k, v, range(-2, 3))
+        options = dict(self.case.options)
+        if slopes:
+            options["slopes"] = slopes[0]
+        return attend(q, k, v, path=path, **options)
+
+    def _run(self, forward: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+        if not self.backward:
             with torch.no_grad():
-                forward()
+                forward(*inputs)
             return
-        out = forward()
-        torch.autograd.grad(out, wanted, torch.ones_like(out))
+        out = forward(*inputs)
+        torch.autograd.grad(out, inputs, torch.ones_like(out))
 
-    full = partial(F.scaled_dot_product_attention, q, k, v, is_causal=case.causal)
-    found: dict[str, Callable[[], Any]] = {"reference": partial(run, full, (q, k, v))}
-    for path in (*case.paths, "auto"):
-        if path == "dense" and length > _DENSE_UP_TO:
-            continue
-        forward = partial(attend, own_q, own_k, v, path=path, **options)
-        found[path] = partial(run, forward, inputs)
-    return found
+    @property
+    def mib(self) -> tuple[float, float]:
+        """MiB of the inputs, and of inputs, output and gradients together."""
+        given = sum(x.numel() * x.element_size() for x in self.own)
+        out = self.full[0].numel() * self.full[0].element_size()
+        gradients = given + out if self.backward else 0
+        return given / 2**20, (given + out + gradients) / 2**20
 
 
 def records(
-    names: Sequence[str], lengths: Sequence[int], batch: int, rounds: int
-) -> list[dict[str, Any]]:
-    """Time every case, pass and length; one record a path."""
-    found = []
+    names: Sequence[str], lengths: Sequence[int], tokens: int, width: int, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Time every case, pass and length, all cases of a length in turn; one record a path."""
     for length in lengths:
-        for name in names:
-            for backward in (False, True):
-                timed = functions(CASES[name], length, batch, backward=backward)
-                times = harness.interleaved(timed, rounds=rounds)
-                for path, taken in times.items():
-                    if path == "reference":
-                        continue
-                    ratio, low, high = taken.ratio_to(times["reference"])
-                    dense = times.get("dense")
-                    found.append({
-                        "path": path,
-                        "case": name,
-                        "pass": "forward_backward" if backward else "forward",
-                        "length": length,
-                        "seconds": taken.seconds,
-                        "ratio_to_sdpa": ratio,
-                        "ratio_to_sdpa_least": low,
-                        "ratio_to_sdpa_largest": high,
-                        "ratio_to_dense": None if dense is None else taken.ratio_to(dense)[0],
-                        "peak_mib": harness.peak_mib(timed[path]),
-                    })  # fmt: skip
-    return found
+        for backward in (False, True):
+            torch.compiler.reset()  # so that the first call shows what compiling costs
+            batch = max(1, tokens // length)
+            drawn = {
+                name: Drawn(CASES[name], length, batch, width, backward=backward) for name in names
+            }
+            found = {(name, path): run for name in names for path, run in drawn[name].functions()}
+            timed = found | {
+                ("sdpa", str(one.case.causal)): one.reference for one in drawn.values()
+            }
+            first = {key: harness.seconds(run) for key, run in timed.items()}
+            times = harness.interleaved(timed, rounds=rounds)
+            for name, path in found:
+                one, taken = drawn[name], times[name, path]
+                ratio, low, high = taken.ratio_to(times["sdpa", str(one.case.causal)])
+                dense = times.get((name, "dense"))
+                peak = harness.peak_mib(found[name, path])
+                given, total = one.mib
+                is_compiled = path == "banded_compiled"
+                yield {
+                    "path": path,
+                    "case": name,
+                    "pass": "forward_backward" if backward else "forward",
+                    "length": length,
+                    "batch": batch,
+                    "seconds": taken.seconds,
+                    "ratio_to_sdpa": ratio,
+                    "ratio_to_sdpa_least": low,
+                    "ratio_to_sdpa_largest": high,
+                    "ratio_to_dense": None if dense is None else taken.ratio_to(dense)[0],
+                    "peak_mib": peak,
+                    "peak_to_io": (peak + given) / total,
+                    "compile_seconds": first[name, path] if is_compiled else None,
+                }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,7 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--lengths", default="128,512,2048", help="comma-separated token counts")
     parser.add_argument("--cases", default=",".join(CASES), help="comma-separated names")
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=8192, help="of a batch: texts times length")
+    parser.add_argument("--head-dim", type=int, default=HEAD_DIM)
     parser.add_argument("--rounds", type=int, default=harness.ROUNDS)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(argv)
@@ -138,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"--cases: {unknown[0]!r}; allowed are {', '.join(CASES)}")
     lengths = [int(length) for length in given.lengths.split(",")]
-    found = records(names, lengths, given.batch, given.rounds)
+    found = list(records(names, lengths, given.tokens, given.head_dim, given.rounds))
     if given.json:
         print(json.dumps(found, allow_nan=False))
         return 0
@@ -153,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "(least, largest)",
         "to dense",
         "MiB",
+        "to in, out, grad",
     )
     print(harness.table(head, [_cells(record) for record in found]))
     return 0
@@ -169,7 +209,8 @@ def _cells(record: dict[str, Any]) -> list[str]:
         f"{record['ratio_to_sdpa']:.2f}",
         f"({record['ratio_to_sdpa_least']:.2f}, {record['ratio_to_sdpa_largest']:.2f})",
         "-" if dense is None else f"{dense:.2f}",
-        f"{record['peak_mib']:.0f}",
+        f"{record['peak_mib']:.1f}",
+        f"{record['peak_to_io']:.2f}",
     ]
 
 

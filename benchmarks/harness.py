@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+K = TypeVar("K")
 ROUNDS = 7
 _PACKAGES = ("torch", "numpy", "ala-encoder")
 
@@ -42,18 +43,24 @@ class Times:
 
 
 def interleaved(
-    functions: Mapping[str, Callable[[], object]], *, rounds: int = ROUNDS, warm_up: int = 1
-) -> dict[str, Times]:
+    functions: Mapping[K, Callable[[], object]], *, rounds: int = ROUNDS, warm_up: int = 1
+) -> dict[K, Times]:
     """Run every function once a round, in turn; the first `warm_up` rounds do not count."""
-    taken: dict[str, list[float]] = {name: [] for name in functions}
+    taken: dict[K, list[float]] = {name: [] for name in functions}
     for number in range(warm_up + rounds):
         for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            synchronise()
+            time_taken = seconds(function)
             if number >= warm_up:
-                taken[name].append(time.perf_counter() - start)
+                taken[name].append(time_taken)
     return {name: Times(tuple(values)) for name, values in taken.items()}
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Run a function once and return the seconds it took."""
+    start = time.perf_counter()
+    function()
+    synchronise()
+    return time.perf_counter() - start
 
 
 def synchronise() -> None:
@@ -65,7 +72,7 @@ def synchronise() -> None:
 def peak_mib(function: Callable[[], object]) -> float:
     """Return by how many MiB memory grows at most while `function` runs.
 
-    On a CPU what earlier work has freed is given back first, so that it cannot be used again unseen.
+    On a CPU what earlier work has freed is given back first: used again, it would not be seen.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()

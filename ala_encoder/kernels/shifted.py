@@ -36,14 +36,15 @@ def compiled(backend: str = "inductor") -> Callable[..., Tensor]:
                 mixed, weights = run_forward(q, k, v, bias, segments, ctx.offsets)
             ctx.save_for_backward(q, k, v, weights)
             ctx.shape = None if bias is None else bias.shape
-            return mixed  # type: ignore[no-any-return]
+            return mixed
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> Any:
-            given = (*grads, *ctx.saved_tensors)
+            (grad,) = grads
+            q, k, v, weights = ctx.saved_tensors
             with _quiet():
-                _mark(*given)
-                dq, dk, dv, ds = run_backward(*given, ctx.offsets)
+                _mark(grad, q, k, v, weights)
+                dq, dk, dv, ds = run_backward(grad, q, k, v, weights, ctx.offsets)
             return dq, dk, dv, None if ctx.shape is None else ds.sum_to_size(ctx.shape), None, None
 
     def banded(

@@ -25,7 +25,7 @@ Path = Literal["dense", "sdpa", "slope", "banded", "flex"]
 PATHS: tuple[Path, ...] = ("dense", "sdpa", "slope", "banded", "flex")
 
 # Crossovers on a CPU (benchmarks/attention.md), in tokens: `auto` takes a path from there on.
-SDPA_FROM, SDPA_CAUSAL_FROM = 160, 0
+SDPA_FROM, SDPA_CAUSAL_FROM = 128, 0
 """`sdpa` rather than `dense`, without biases; elsewhere than on a CPU always."""
 SDPA_MASKED_FROM, SDPA_MASKED_CAUSAL_FROM = 512, 192
 """The same with biases or masks, which it takes as a map."""
