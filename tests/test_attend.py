@@ -160,6 +160,18 @@ def test_e01_a_row_of_padding_alone_gives_0_and_takes_gradients_of_0(case: str, 
         assert (gradient[1] == 0).all() and (gradient[0] != 0).any()
 
 
+@pytest.mark.parametrize(("case", "path"), [pair for pair in PAIRS if pair[1] != "flex"])
+def test_e19_a_pass_without_gradients_gives_the_same(case: str, path: str) -> None:
+    for length in (1, 13, 129):
+        rows = rows_of(length)
+        drawn = Drawn(case, length, len(rows), torch.float32)
+        trained = drawn.run(path, rows)
+        with torch.inference_mode():
+            served = drawn.run(path, rows)
+        assert served.shape == trained.shape
+        torch.testing.assert_close(served, trained, atol=1e-6, rtol=1e-6)
+
+
 DEEP = [pair for pair in PAIRS if pair[1] != "flex"] + [("bias", "dense"), ("pre", "flex")]
 
 

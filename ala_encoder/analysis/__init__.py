@@ -1,0 +1,1 @@
+"""What a trained model does: how far its attention looks."""
