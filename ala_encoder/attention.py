@@ -9,6 +9,8 @@ Not for: the arithmetic of a path (`kernels`), the formula of a bias (`biases`),
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ala_encoder import biases, kernels
+from ala_encoder.cache import KeyValues
 from ala_encoder.errors import UserError
 from ala_encoder.heads import HeadTable
 from ala_encoder.kernels import Scoring, Visibility
@@ -35,10 +38,10 @@ class QKProjection(nn.Module):
         self.q_proj = nn.Linear(dim, num_groups * head_dim, bias=bias)
         self.k_proj = nn.Linear(dim, num_groups * head_dim, bias=bias)
 
-    def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """x [B, Q, dim], memory [B, K, dim] → q and k, each [B, G, T, head_dim]."""
-        q, k = self.q_proj(x), self.k_proj(memory)
-        return split_heads(q, self.head_dim), split_heads(k, self.head_dim)
+    def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """x [B, Q, dim], memory [B, K, dim] or None → q and k, each [B, G, T, head_dim]."""
+        k = None if memory is None else split_heads(self.k_proj(memory), self.head_dim)
+        return split_heads(self.q_proj(x), self.head_dim), k
 
 
 class QKBank(nn.Module):
@@ -57,17 +60,18 @@ class QKBank(nn.Module):
         self._blocks = [table.blocks_of(layer) for layer in range(table.num_layers)]
 
     def forward(
-        self, x: Tensor, layer: int, memory: Tensor | None = None
+        self, x: Tensor, layer: int, memory: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return q and k of all groups of `layer`, each [B, groups of the layer, T, head_dim].
 
-        memory: what keys come from, x itself when None. None twice when no head has Q and K.
+        memory: what keys come from; None: they are known, and only q is made. None twice when no
+        head has Q and K.
         """
-        memory = x if memory is None else memory
         parts = [self.projections[block](x, memory) for block in self._blocks[layer]]
         if len(parts) < 2:
             return parts[0] if parts else (None, None)
-        return torch.cat([q for q, _ in parts], 1), torch.cat([k for _, k in parts], 1)
+        keys = None if memory is None else torch.cat([k for _, k in parts], 1)
+        return torch.cat([q for q, _ in parts], 1), keys
 
 
 class Attention(nn.Module):
@@ -91,6 +95,7 @@ class Attention(nn.Module):
         self.heads = table.rows[layer]
         self.groups = table.columns_of(layer)
         self.settings = settings
+        self.compiles = settings.compile == "on"
         self.case = case_of(settings, causal=causal, cross=cross)
         self.biases = biases.build(settings.biases, dim, table.num_heads, causal=causal)
         own = [entry for entry in settings.biases if not isinstance(entry, SHARED)]
@@ -108,7 +113,9 @@ class Attention(nn.Module):
         weight = self.v_proj.weight
         is_half = weight.dtype in (torch.float16, torch.bfloat16)
         case = replace(self.case, device=weight.device.type, is_half=is_half)
-        return paths.describe(paths.plan(self.heads, case, self.settings.path), case)
+        path = paths.describe(paths.plan(self.heads, case, self.settings.path), case)
+        before = case.is_pre_softmax or case.window is not None
+        return path + "(compiled)" * (self.compiles and before and "banded" in path)
 
     def forward(
         self,
@@ -119,29 +126,53 @@ class Attention(nn.Module):
         shared: Sequence[nn.Module] = (),
         rotation: tuple[Tensor, Tensor] | None = None,
         memory: Tensor | None = None,
+        cache: KeyValues | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """x [B, Q, dim] → (output [B, Q, dim], weights [B, H, Q, K] or None).
 
         shared: the biases that all layers share; rotation: of `positions.Rotary`; memory: [B, K,
-        dim], what a cross-attention looks at. Weights are handed out when asked for, whatever the
-        path: `dense` is computed then.
+        dim], what a cross-attention looks at; cache: keys and values of earlier steps, to which
+        those of x are added (of a cross-attention: those of the memory, in the first step alone).
+        Weights are handed out when asked for, whatever the path: `dense` is computed then, as it is
+        in a step.
         """
         assert visibility.causal == self.case.causal
-        assert (memory is not None) == self.case.cross
         x = _emptied(x, visibility.real)
+        q, k, v = self._projected(x, bank, visibility, rotation, memory, cache)
+        scoring = self._scoring(x, visibility, shared)
+        weights = None
+        if need_weights or visibility.is_step:
+            mixed, weights = kernels.mix_in_the_open(q, k, v, scoring)
+        else:
+            mixed = kernels.mix(q, k, v, scoring)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2)), weights
+
+    def _projected(
+        self,
+        x: Tensor,
+        bank: QKBank,
+        visibility: Visibility,
+        rotation: tuple[Tensor, Tensor] | None,
+        memory: Tensor | None,
+        cache: KeyValues | None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Return q of x, and k and v of all that it may look at."""
+        if self.case.cross and cache is not None and cache.length:
+            return bank(x, self.layer, None)[0], *cache.all
+        assert (memory is not None) == self.case.cross
         memory = x if memory is None else _emptied(memory, visibility.real_keys)
         q, k = bank(x, self.layer, memory)
         if rotation is not None and q is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         v = split_heads(self.v_proj(memory), self.head_dim)
-        scoring = self._scoring(x, visibility, shared)
-        weights = None
-        if need_weights:
-            mixed, weights = kernels.mix_in_the_open(q, k, v, scoring)
-        else:
-            mixed = kernels.mix(q, k, v, scoring)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2)), weights
+        if cache is not None:
+            k, v = cache.append(k, v)
+        if q is None and visibility.is_step:
+            q = v.new_empty(
+                len(x), 0, x.shape[1], self.head_dim
+            )  # as many queries, without a group
+        return q, k, v
 
     def _scoring(self, x: Tensor, visibility: Visibility, shared: Sequence[nn.Module]) -> Scoring:
         own = list(zip(self.biases, self._is_linear, strict=True))
@@ -162,8 +193,16 @@ class Attention(nn.Module):
             ratio=self.ratio,
             dropout=self.settings.dropout if self.training else 0.0,
             path=self.settings.path,
-            compile=self.settings.compile,
+            compile=self.compiles,
         )
+
+
+def compile_long_runs(model: nn.Module, steps: int) -> None:
+    """Let attention with `compile: auto` be compiled where a run of `steps` repays the time."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    for part in model.modules():
+        if isinstance(part, Attention) and part.settings.compile == "auto":
+            part.compiles = steps >= paths.COMPILED_FROM_STEPS and compiler is not None
 
 
 def attend(

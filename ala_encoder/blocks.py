@@ -6,7 +6,7 @@ checkpointing. Not for: embeddings and heads (`models`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ala_encoder import biases
 from ala_encoder.attention import Attention, QKBank
+from ala_encoder.cache import Cache, KeyValues
 from ala_encoder.heads import HeadTable
 from ala_encoder.kernels import Visibility
 from ala_encoder.positions import Rotary, counted
@@ -74,6 +75,8 @@ class Context:
     rotation: tuple[Tensor, Tensor] | None = None
     memory: Tensor | None = None
     """Of cross-attention: [B, S, dim]."""
+    cache: Sequence[KeyValues] | None = None
+    """Of each layer, when a text is read step by step."""
 
     def attend(self, attention: Attention, x: Tensor, weights: list[Tensor] | None) -> Tensor:
         """Return what a layer's attention gives; its weights are put into `weights`, if any."""
@@ -84,6 +87,7 @@ class Context:
             shared=self.shared,
             rotation=self.rotation,
             memory=self.memory,
+            cache=None if self.cache is None else self.cache[attention.layer],
             need_weights=weights is not None,
         )
         if weights is not None:
@@ -178,17 +182,16 @@ class Stack(nn.Module):
         *,
         memory: Tensor | None = None,
         memory_segments: Tensor | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """x [B, T, dim], segments int [B, T] or None (no padding) → [B, T, dim].
 
         memory, memory_segments: [B, S, dim] and int [B, S] or None, of the text that a stack with
-        cross-attention looks at; segments of equal number belong together.
+        cross-attention looks at; segments of equal number belong together. cache: x comes after
+        what is in it, and is in it then; the memory is needed in the first step alone.
         """
-        own, cross = self._own(x, segments), None
-        if self.has_cross:
-            assert memory is not None
-            across = Visibility.across(segments, memory_segments, x.shape[1], memory.shape[1])
-            cross = Context(self.cross_bank, across, self.cross_biases, memory=memory)
+        own = self._own(x, segments, cache)
+        cross = self._cross(x, segments, memory, memory_segments, cache) if self.has_cross else None
         if trace is not None:
             trace.hidden_states.append(x)
         for layer in self.layers:
@@ -199,14 +202,45 @@ class Stack(nn.Module):
             x = layer(x, own, cross, trace)
             if trace is not None:
                 trace.hidden_states.append(x)
+        if cache is not None:
+            cache.advance(segments, x.shape[1])
         return x if self.norm is None else self.norm(x)
 
-    def _own(self, x: Tensor, segments: Tensor | None) -> Context:
+    def cache(self, width: int = 1) -> Cache:
+        """Return an empty cache for texts, or for `width` hypotheses of each."""
+        assert self.causal
+        return Cache(len(self.layers), width)
+
+    def _own(self, x: Tensor, segments: Tensor | None, cache: Cache | None) -> Context:
         rotation = None
         if self.rotary is not None:
-            rotation = self.rotary(counted(segments, x.shape[1], x.device))
-        visibility = Visibility.of(segments, causal=self.causal)
-        return Context(self.bank, visibility, self.biases, rotation)
+            length = x.shape[1]
+            rotation = self.rotary(
+                counted(segments, length, x.device)
+                if cache is None
+                else cache.places(segments, length, x.device)
+            )
+        if cache is None:
+            visibility = Visibility.of(segments, causal=self.causal)
+            return Context(self.bank, visibility, self.biases, rotation)
+        visibility = cache.visibility(segments, x)
+        return Context(self.bank, visibility, self.biases, rotation, cache=cache.own)
+
+    def _cross(
+        self,
+        x: Tensor,
+        segments: Tensor | None,
+        memory: Tensor | None,
+        memory_segments: Tensor | None,
+        cache: Cache | None,
+    ) -> Context:
+        if cache is None:
+            assert memory is not None
+            across = Visibility.across(segments, memory_segments, x.shape[1], memory.shape[1])
+            return Context(self.cross_bank, across, self.cross_biases, memory=memory)
+        across = cache.across(segments, x, memory, memory_segments)
+        biases = self.cross_biases
+        return Context(self.cross_bank, across, biases, memory=memory, cache=cache.cross)
 
 
 def checkpoint_activations(model: nn.Module) -> None:

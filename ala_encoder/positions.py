@@ -23,17 +23,14 @@ class LearnedPositions(nn.Module):
         self.max_length = max_length
         self.embedding = nn.Embedding(max_length, dim)
 
-    def forward(self, segments: Tensor | None, shape: tuple[int, int]) -> Tensor:
-        """Return [B, T, dim], or [1, T, dim] when every row counts from 0.
+    def forward(self, positions: Tensor, length: int) -> Tensor:
+        """positions: int [B, T], of a text of `length` tokens → [B, T, dim].
 
-        segments: int [B, T] or None; shape: (B, T).
-
-        Raises UserError when T is longer than the model.
+        Raises UserError when the text is longer than the model.
         """
-        length = shape[1]
         if length > self.max_length:
             raise UserError(f"input of {length} tokens: the model has {self.max_length} positions")
-        embedded: Tensor = self.embedding(counted(segments, length, self.embedding.weight.device))
+        embedded: Tensor = self.embedding(positions)
         return embedded
 
 

@@ -192,6 +192,48 @@ def test_what_lies_at_padding_never_matters(case: str, path: str, poison: float)
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
 
 
+TWO = torch.tensor([[1] * 40 + [2] * 50])
+HIDING: dict[str, dict[str, Any]] = {
+    "the future": {"causal": True},
+    "the future, slopes": {"causal": True, "slopes": torch.full((1, 2, 90), 0.1)},
+    "a document": {"segments": TWO},
+    "a document, slopes": {"segments": TWO, "slopes": torch.full((1, 2, 90), 0.1)},
+    "a mask before": {"heads": ["band3", "prev2"], "mask_operator": "pre_softmax"},
+    "one group": {"heads": ["band3#a", "band5#a"], "mask_operator": "pre_softmax"},
+    "a mask after": {"heads": ["band3", "prev2"]},
+    "a window": {"bias": lambda o: torch.zeros(o.shape).masked_fill(o.abs() >= 5, -math.inf)},
+}
+"""What hides key 60 from some queries."""
+
+
+@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize("stray", [float("nan"), float("inf")])
+@pytest.mark.parametrize("hiding", HIDING)
+def test_a_hidden_nan_does_not_leak(hiding: str, stray: float, which: str) -> None:
+    options = HIDING[hiding]
+    groups = 1 if hiding == "one group" else 2
+    leaves = [torch.randn(1, heads, 90, 8) for heads in (groups, groups, 2)]
+    clean = attend(*leaves, **options)
+    dirty = [x.clone() for x in leaves]
+    dirty["qkv".index(which)][0, 0, 60, 3] = stray
+    dirty = [x.requires_grad_() for x in dirty]
+    found = attend(*dirty, **options)
+    weights = torch.zeros(1, 2, 90, 90)  # which query sees key 60, from the gradient of its value
+    probe = leaves[2].clone().requires_grad_()
+    for row in range(90):
+        (grad,) = torch.autograd.grad(attend(*leaves[:2], probe, **options)[:, :, row].sum(), probe)
+        weights[:, :, row] = grad.abs().sum(-1)
+    sees = weights[..., 60] > 0
+    if which == "v" or groups == 2:
+        sees[:, 1] = False
+    if which == "k" and hiding == "a mask after":
+        sees[:, 0] = True  # a mask after the softmax: every query's normalisation has the key
+    torch.testing.assert_close(found[~sees], clean[~sees], atol=1e-5, rtol=1e-5)
+    assert torch.isnan(found[sees]).all()
+    kept = found.masked_fill(sees[..., None], 0.0).sum()
+    assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(kept, dirty))
+
+
 class Largest(TorchDispatchMode):
     """Remembers how many elements the largest tensor had that any operation returned."""
 

@@ -17,12 +17,12 @@ TIERS: list[set[str]] = [
      "generated", "files", "lines"},
     {"kernels", "attention", "corpus", "objectives", "metrics", "optim", "glue", "quickstart",
      "parameters", "command", "plots", "labelled", "splits", "tables", "named_datasets", "sources",
-     "manifests", "task_files", "language_model", "banks", "parallel", "cleaning",
+     "manifests", "task_files", "language_model", "banks", "parallel", "cleaning", "cache",
      "parallel_corpus", "parallel_manifests"},
     {"blocks", "batches"},
     {"examples", "models"},
-    {"checkpoint", "engine", "tracking", "hub", "export", "evaluation", "records"},
-    {"training", "runs", "reporting", "markdown", "finetuning"},
+    {"checkpoint", "engine", "tracking", "hub", "export", "evaluation", "records", "decoding"},
+    {"training", "runs", "reporting", "markdown", "finetuning", "analysis"},
 ]  # fmt: skip
 """A module imports from its own tier or a lower one, and never in a circle."""
 

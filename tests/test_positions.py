@@ -26,7 +26,7 @@ MESSAGE = r"^input of 13 tokens: the model has 12 positions$"
 def test_positions_count_from_each_rows_first_real_token() -> None:
     positions = LearnedPositions(4, 2)
     segments = torch.tensor([[1, 1, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0]])
-    found = positions(segments, (4, 3))
+    found = positions(counted(segments, 3, segments.device), 3)
     rows = [[0, 1, 2], [0, 0, 0], [0, 1, 2], [0, 1, 2]]
     assert torch.equal(found, positions.embedding.weight[torch.tensor(rows)])
 
@@ -44,12 +44,11 @@ def test_d18_one_token_too_many_is_refused_before_the_embedding_is_touched(devic
     looked_up: list[object] = []
     positions.embedding.register_forward_hook(lambda *_: looked_up.append(1))
     segments = torch.ones(2, 13, dtype=torch.int, device=device)
-    with pytest.raises(UserError, match=MESSAGE):
-        positions(segments, (2, 13))
-    with pytest.raises(UserError, match=MESSAGE):
-        positions(None, (2, 13))
+    for given in (segments, None):
+        with pytest.raises(UserError, match=MESSAGE):
+            positions(counted(given, 13, segments.device), 13)
     assert not looked_up
-    assert positions(segments[:, :12], (2, 12)).shape == (2, 12, 4)
+    assert positions(counted(segments[:, :12], 12, segments.device), 12).shape == (2, 12, 4)
     assert looked_up
 
 

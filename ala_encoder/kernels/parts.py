@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ala_encoder.heads import Head
 from ala_encoder.kernels.banded import banded_one, banded_post, banded_pre
@@ -20,7 +21,7 @@ from ala_encoder.kernels.flex import flex
 from ala_encoder.kernels.sdpa import sdpa
 from ala_encoder.kernels.shifted import compiled
 from ala_encoder.kernels.slope import slope
-from ala_encoder.kernels.visibility import Visibility
+from ala_encoder.kernels.visibility import Visibility, combine
 from ala_encoder.settings.paths import Case, Part, at_length, offsets, plan
 
 
@@ -71,6 +72,12 @@ def mix(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring) -> Tens
     q: [B, G, Q, d] and k: [B, G, K, d] of the G Q/K groups (None: no head has any); v:
     [B, H, K, d]. Raises UserError when the path asked for by name cannot compute a head.
     """
+    if v.device.type == "cpu" and not all(x is None or is_finite(x) for x in (q, k, v)):
+        return _mix_strays(q, k, v, scoring)
+    return _mix(q, k, v, scoring)
+
+
+def _mix(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring) -> Tensor:
     length = v.shape[2]
     parts = at_length(scoring.parts(q, v), length)
     mixed = [_PATHS[part.path(length)](q, k, v, scoring, part) for part in parts]
@@ -79,6 +86,48 @@ def mix(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring) -> Tens
     order = [head for part in parts for head in part.heads]
     back = [order.index(head) for head in range(len(order))]
     return torch.cat(mixed, 1)[:, back]
+
+
+def is_finite(x: Tensor) -> bool:
+    """Tell whether all is finite, in one pass; a sum that overflows counts as not."""
+    return bool(torch.isfinite(x.detach().sum()))
+
+
+def _mix_strays(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring) -> Tensor:
+    """Mix where some number is NaN or infinite: only a query that sees it, or has it, gets NaN.
+
+    In a matrix product a hidden NaN would reach every row, since 0 times NaN is NaN. Which query
+    sees which key takes a map, so this is for the exception alone.
+    """
+    q, bad_rows = _without_strays(q, scoring)
+    k, bad_keys = _without_strays(k, scoring)
+    v, bad_values = torch.where(torch.isfinite(v), v, 0.0), ~torch.isfinite(v).all(-1)
+    if scoring.slopes is not None:
+        finite = torch.isfinite(scoring.slopes)
+        scoring = replace(scoring, slopes=torch.where(finite, scoring.slopes, 0.0))
+    mixed = _mix(q, k, v, scoring)
+    every = Part(tuple(range(len(scoring.heads))), ((0, "dense"),))
+    with torch.no_grad():
+        given, keep = _with_maps(q, k, v, scoring, every)
+        pairs = scoring.visibility.pairs(mixed.shape[2], v.shape[2], v.device)
+        mask, empty = combine(given["bias"], pairs)
+        seen = torch.ones((), dtype=torch.bool)
+        if mask is not None:
+            assert empty is not None
+            seen = (mask if mask.dtype == torch.bool else ~torch.isneginf(mask)) & ~empty
+        kept = seen if keep is None else seen & keep
+        reached = (seen & bad_keys[:, :, None]) | (kept & bad_values[:, :, None])
+        reached = reached.any(-1) | bad_rows
+    return mixed.masked_fill(reached[..., None], float("nan"))
+
+
+def _without_strays(x: Tensor | None, scoring: Scoring) -> tuple[Tensor | None, Tensor]:
+    """Return q or k with 0 for what is not finite, and where that was: bool [B, H, T]."""
+    if x is None:
+        return None, torch.zeros(1, len(scoring.groups), 1, dtype=torch.bool)
+    finite = torch.isfinite(x)
+    bad = F.pad(~finite.all(-1), (0, 0, 0, 1))  # the last is for heads without Q and K
+    return torch.where(finite, x, 0.0), bad[:, [-1 if g is None else g for g in scoring.groups]]
 
 
 def mix_in_the_open(

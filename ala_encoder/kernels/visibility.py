@@ -7,7 +7,7 @@ for `pairs` or `offset`. Not for: the masks of single heads (`heads`), windows (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,12 +21,14 @@ class Visibility:
     """Who sees whom. segments: int [B, Q] of the queries, keys: int [B, K] of the keys.
 
     0 is padding, equal numbers see each other; both are None when all see all. In self-attention
-    the two are the same. causal: query i sees no key j > i.
+    the two are the same. causal: query i sees no key j > i. is_step: the queries are not those of
+    the whole text (`cache`), so paths that read places off the shape do not apply.
     """
 
     segments: Tensor | None = None
     keys: Tensor | None = None
     causal: bool = False
+    is_step: bool = False
     _known: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -47,6 +49,26 @@ class Visibility:
         if memory is None:
             memory = segments.new_ones(len(segments), keys)
         return cls(segments, memory)
+
+    @classmethod
+    def of_step(
+        cls,
+        offset: Tensor,
+        pairs: Tensor | None,
+        *,
+        segments: Tensor | None = None,
+        keys: Tensor | None = None,
+    ) -> Visibility:
+        """Return that of queries which come after keys that were read before.
+
+        offset: int [Q, K], or [1, K] when all queries stand at one place; pairs: as `pairs` returns
+        them; segments, keys: as above.
+        """
+        return cls(segments, keys, True, True, {"offset": offset, "pairs": pairs})
+
+    def at(self, places: Tensor) -> Visibility:
+        """Return this cross-attention for a step; places: of the queries, int [B or 1, Q or 1]."""
+        return replace(self, is_step=True, _known={"places": places})
 
     @property
     def real(self) -> Tensor | None:

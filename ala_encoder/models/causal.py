@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ala_encoder.blocks import Stack, Trace, build_norm
+from ala_encoder.cache import Cache
 from ala_encoder.models.parts import Vocabulary, build_positions, embed, initialise
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stack
@@ -26,22 +27,31 @@ class CausalLM(nn.Module):
         initialise(self, model.init_std)
 
     def forward(
-        self, input_ids: Tensor, segments: Tensor | None = None, trace: Trace | None = None
+        self,
+        input_ids: Tensor,
+        segments: Tensor | None = None,
+        trace: Trace | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """input_ids, segments: int [B, T] → logits of each next token [B, T, V].
 
         segments: 0 is padding, equal numbers are one document; documents see nothing of another.
+        cache: of `stack.cache()`; the tokens come after those in it.
         """
-        return self.logits(self.hidden(input_ids, segments, trace))
+        return self.logits(self.hidden(input_ids, segments, trace, cache))
 
     def hidden(
-        self, input_ids: Tensor, segments: Tensor | None = None, trace: Trace | None = None
+        self,
+        input_ids: Tensor,
+        segments: Tensor | None = None,
+        trace: Trace | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Return the stack's last hidden states [B, T, dim]."""
-        x = embed(self.vocabulary, self.positions, input_ids, segments)
+        x = embed(self.vocabulary, self.positions, input_ids, segments, cache)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        hidden: Tensor = self.stack(self.dropout(x), segments, trace)
+        hidden: Tensor = self.stack(self.dropout(x), segments, trace, cache=cache)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

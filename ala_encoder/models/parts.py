@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ala_encoder.cache import Cache
 from ala_encoder.positions import LearnedPositions, SinusoidalPositions, counted
 from ala_encoder.settings.model import Transformer
 
@@ -20,10 +21,13 @@ class Vocabulary(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dim))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Token ids, int [...] → vectors [..., dim]; hidden states [..., dim] → logits [..., V]."""
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Token ids, int [...] → vectors [..., dim]; hidden states [..., dim] → logits [..., V].
+
+        bias: of each logit, [V].
+        """
         if x.is_floating_point():
-            return F.linear(x, self.weight)
+            return F.linear(x, self.weight, bias)
         return F.embedding(x, self.weight)
 
 
@@ -39,18 +43,29 @@ def build_positions(model: Transformer) -> Positions | None:
 
 
 def embed(
-    vocabulary: Vocabulary, positions: Positions | None, ids: Tensor, segments: Tensor | None
+    vocabulary: Vocabulary,
+    positions: Positions | None,
+    ids: Tensor,
+    segments: Tensor | None,
+    cache: Cache | None = None,
 ) -> Tensor:
-    """ids: int [B, T], segments: int [B, T] or None → tokens and their positions [B, T, dim]."""
-    batch, length = ids.shape
+    """ids: int [B, T], segments: int [B, T] or None → tokens and their positions [B, T, dim].
+
+    cache: what the ids come after.
+    """
+    length = ids.shape[1]
     x: Tensor = vocabulary(ids)
-    if isinstance(positions, LearnedPositions):
-        return x + positions(segments, (batch, length))  # type: ignore[no-any-return]
-    if positions is not None:
-        # Vaswani et al.: the embeddings are lifted to the size of the sines.
+    if positions is None:
+        return x
+    if cache is None:
         where = counted(segments, length, x.device)
-        return x * x.shape[-1] ** 0.5 + positions(where).to(x.dtype)  # type: ignore[no-any-return]
-    return x
+    else:
+        where = cache.places(segments, length, x.device)
+        length = cache.length + (length if cache.width == 1 else 1)
+    if isinstance(positions, LearnedPositions):
+        return x + positions(where, length)  # type: ignore[no-any-return]
+    # Vaswani et al.: the embeddings are lifted to the size of the sines.
+    return x * x.shape[-1] ** 0.5 + positions(where).to(x.dtype)  # type: ignore[no-any-return]
 
 
 def initialise(module: nn.Module, std: float) -> None:

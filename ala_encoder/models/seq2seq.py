@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ala_encoder.blocks import Stack, Trace
+from ala_encoder.cache import Cache
 from ala_encoder.models.parts import Vocabulary, build_positions, embed, initialise
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stacks
@@ -28,6 +29,7 @@ class Seq2Seq(nn.Module):
     ) -> None:
         """attention: the settings of encoder, decoder and cross; None or left out: plain."""
         super().__init__()
+        self.vocab_size, self.max_length = vocab_size, model.max_length
         tables = check_stacks(model, attention, model.max_length)
         given = {name: attention.get(name) or AttentionSettings() for name in tables}
         self.vocabulary = Vocabulary(vocab_size, model.dim)
@@ -71,19 +73,29 @@ class Seq2Seq(nn.Module):
     def decode(
         self,
         trg_ids: Tensor,
-        memory: Tensor,
+        memory: Tensor | None = None,
         trg_segments: Tensor | None = None,
         src_segments: Tensor | None = None,
         trace: Trace | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
-        """Return the decoder's last hidden states [B, T, dim], for `logits`."""
-        x = embed(self.vocabulary, self.decoder_positions, trg_ids, trg_segments)
+        """Return the decoder's last hidden states [B, T, dim], for `logits`.
+
+        cache: of `decoder.cache()`; the tokens come after those in it, and it keeps memory and
+        src_segments, which only the first step is given.
+        """
+        x = embed(self.vocabulary, self.decoder_positions, trg_ids, trg_segments, cache)
         hidden: Tensor = self.decoder(
-            self.dropout(x), trg_segments, trace, memory=memory, memory_segments=src_segments
+            self.dropout(x),
+            trg_segments,
+            trace,
+            memory=memory,
+            memory_segments=src_segments,
+            cache=cache,
         )
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., dim] → logits [..., V]."""
-        logits: Tensor = self.vocabulary(hidden)
-        return logits if self.output_bias is None else logits + self.output_bias
+        logits: Tensor = self.vocabulary(hidden, self.output_bias)
+        return logits

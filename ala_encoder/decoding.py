@@ -1,0 +1,263 @@
+"""The search for translations: greedy and beam, of a batch and of a whole text.
+
+For: Seq2Seq models. A hypothesis y scores log p(y | x) / penalty(|y|), where |y| counts eos. Not
+for: sampling, text (`tokenizer`), what a decoder keeps between steps (`cache`).
+
+As in fairseq: of each step's best `beam_size` continuations those that end are finished, the best
+that do not end go on, and a sentence is done when `beam_size` hypotheses have finished. It is done
+earlier, which changes nothing, when none that goes on can still come among the `n_best`: its
+log-probability only falls, so the present one over the longest translation's penalty is a bound.
+
+A sentence's numbers do not depend on the others of its batch, up to rounding: a matrix product of
+another shape adds up in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ala_encoder.errors import UserError
+from ala_encoder.models import Seq2Seq
+from ala_encoder.settings.search import SearchSettings
+
+_LOGITS = 2**22
+"""Logits at once: 16 MiB, which an allocator hands out again; more it would map anew each time."""
+_BLOCK = 64
+"""Logits of a block in `largest`."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation and what the model makes of it."""
+
+    ids: tuple[int, ...]
+    """Without bos and eos."""
+    score: float
+    """`log_prob` over the length penalty."""
+    log_prob: float
+    """Sum over all tokens, eos among them, in nats."""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens, eos counted."""
+        return len(self.ids) + 1
+
+
+@dataclass(frozen=True)
+class Translations:
+    """What `translate` found."""
+
+    n_best: list[list[Hypothesis]]
+    """Hypotheses of each source, best first; the sources in their order."""
+    num_cut: int
+    """Sources longer than the model's positions: their end was left out."""
+
+
+def translate(
+    model: Seq2Seq,
+    sources: Sequence[Sequence[int]],
+    settings: SearchSettings,
+    *,
+    bos: int,
+    eos: int,
+    pad: int,
+    forbidden: Collection[int] = (),
+) -> Translations:
+    """Translate sources, each with eos at its end, in batches of similar length.
+
+    A source without a token but eos has the empty translation, of score 0, and never meets the
+    model. `forbidden` and what is raised: as in `search`.
+    """
+    most = model.max_length
+    read = [
+        source if most is None or len(source) <= most else [*source[: most - 1], source[-1]]
+        for source in sources
+    ]
+    found = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
+    todo = [n for n, source in enumerate(read) if any(token != eos for token in source)]
+    todo.sort(key=lambda n: -len(read[n]))  # what needs most memory comes first
+    device = next(model.parameters()).device
+    while todo:
+        width = len(read[todo[0]])
+        rows = max(1, settings.batch_tokens // width)
+        batch, todo = todo[:rows], todo[rows:]
+        ids = torch.tensor([[*read[n], *[pad] * (width - len(read[n]))] for n in batch])
+        lengths = torch.tensor([[len(read[n])] for n in batch])
+        results = search(
+            model,
+            ids.to(device),
+            (torch.arange(width) < lengths).long().to(device),
+            settings,
+            bos=bos,
+            eos=eos,
+            forbidden=forbidden,
+        )
+        for n, hypotheses in zip(batch, results, strict=True):
+            found[n] = hypotheses
+    num_cut = sum(len(a) > len(b) for a, b in zip(sources, read, strict=True))
+    return Translations(found, num_cut)
+
+
+@torch.inference_mode()
+def search(
+    model: Seq2Seq,
+    src_ids: Tensor,
+    src_segments: Tensor,
+    settings: SearchSettings,
+    *,
+    bos: int,
+    eos: int,
+    forbidden: Collection[int] = (),
+) -> list[list[Hypothesis]]:
+    """Return each sentence's n best hypotheses, best first; fewer where there are not as many.
+
+    src_ids, src_segments: int [B, S], one sentence a row, segment 0 is padding. forbidden: ids that
+    are never put out; they keep their share of the probability. A hypothesis that is as long as may
+    be can only end, so all do.
+
+    Raises UserError when a logit is NaN.
+    """
+    assert not model.training, "dropout would make a search random"
+    beams = _Beams(model, (src_segments > 0).sum(1), settings, bos=bos, eos=eos)
+    banned = torch.tensor(sorted(set(forbidden) - {eos}), dtype=torch.long, device=src_ids.device)
+    cache = model.decoder.cache(settings.beam_size)
+    first: dict[str, Any] = {
+        "memory": model.encode(src_ids, src_segments),
+        "src_segments": src_segments,
+    }
+    while len(beams.sentences):
+        hidden = model.decode(beams.tokens[:, :, -1], **first, cache=cache)
+        parents = beams.extend(*beams.continuations(model, hidden, banned))
+        order = beams.leave()
+        if order is not None:
+            cache.keep(order)
+            parents = parents[order]
+        cache.follow(parents)
+        first = {}
+    return beams.n_best()
+
+
+class _Beams:
+    """The hypotheses of a batch that go on, best first, and those that have finished.
+
+    A row is a sentence; the sentences that are done leave, so rows change places.
+    """
+
+    def __init__(
+        self, model: Seq2Seq, src_lengths: Tensor, settings: SearchSettings, *, bos: int, eos: int
+    ) -> None:
+        rows, width, device = len(src_lengths), settings.beam_size, src_lengths.device
+        self.settings, self.eos = settings, eos
+        self.sentences = torch.arange(rows, device=device)
+        """Which sentence a row is."""
+        self.limits = src_lengths + settings.max_extra_tokens
+        """The length that a translation may have."""
+        if model.max_length is not None:
+            self.limits = self.limits.clamp(max=model.max_length)
+        self.tokens = src_lengths.new_full((rows, width, 1), bos)
+        self.log_probs = torch.full((rows, width), -torch.inf, device=device)
+        self.log_probs[:, 0] = 0.0  # all begin alike, so one is enough
+        self.best = torch.full((rows, settings.n_best), -torch.inf, device=device)
+        """The n best scores of what has finished."""
+        self.num_finished = torch.zeros_like(src_lengths)
+        self.finished: list[list[Hypothesis]] = [[] for _ in range(rows)]
+
+    def continuations(
+        self, model: Seq2Seq, hidden: Tensor, banned: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return each sentence's best 2 · width, best first: log-probs, parents and tokens.
+
+        hidden: [B, width, dim], the decoder's last states. Of one hypothesis at most width + 1
+        matter: eos, and as many others as can go on.
+        """
+        rows, width, dim = hidden.shape
+        most = min(width + 1, model.vocab_size)
+        found = []
+        for part in torch.split(hidden.view(-1, dim), max(1, _LOGITS // model.vocab_size)):
+            log_probs = model.logits(part).float().log_softmax(-1)
+            end = log_probs[:, self.eos, None].clone()
+            log_probs[:, banned] = -torch.inf
+            found.append((*largest(log_probs, most), end))
+        values, ids, end = (
+            torch.cat(parts).view(rows, width, -1) for parts in zip(*found, strict=True)
+        )
+        full = self.limits == self.tokens.shape[2]
+        if full.any():
+            values[full], ids[full] = -torch.inf, self.eos
+            values[full, :, :1] = end[full]
+        values, places = (values + self.log_probs[..., None]).flatten(1).topk(2 * width)
+        if values.isnan().any():
+            raise UserError("search: the model gives NaN")
+        return values, places // most, ids.flatten(1).gather(1, places)
+
+    def extend(self, log_probs: Tensor, parents: Tensor, ids: Tensor) -> Tensor:
+        """Finish what ends and go on with the rest; return whom each follows: int [B, width]."""
+        width, length = self.settings.beam_size, self.tokens.shape[2]
+        is_end = ids == self.eos
+        ends = is_end[:, :width] & (log_probs[:, :width] > -torch.inf)
+        if ends.any():
+            self._finish(ends, log_probs[:, :width], parents)
+        on = is_end.int().argsort(dim=1, stable=True)[:, :width]
+        log_probs = log_probs.masked_fill(is_end, -torch.inf)
+        self.log_probs, parents, ids = (x.gather(1, on) for x in (log_probs, parents, ids))
+        before = self.tokens.gather(1, parents[..., None].expand(-1, -1, length))
+        self.tokens = torch.cat([before, ids[..., None]], 2)
+        return parents
+
+    def leave(self) -> Tensor | None:
+        """Let sentences that are done leave; return the rows that stay, None: all do.
+
+        The last rows move into the gaps, so that no other has to.
+        """
+        reachable = self.log_probs[:, 0] / self._penalty(self.limits)
+        done = (self.num_finished >= self.settings.beam_size) | (reachable <= self.best[:, -1])
+        if not done.any():
+            return None
+        stay = (~done).nonzero()[:, 0]
+        order = torch.arange(len(stay), device=done.device)
+        order[done[: len(stay)]] = stay[stay >= len(stay)]
+        for name in ("sentences", "limits", "tokens", "log_probs", "best", "num_finished"):
+            setattr(self, name, getattr(self, name)[order])
+        return order
+
+    def n_best(self) -> list[list[Hypothesis]]:
+        """Return each sentence's best, best first."""
+        ranked = (sorted(found, key=lambda one: -one.score) for found in self.finished)
+        return [found[: self.settings.n_best] for found in ranked]
+
+    def _finish(self, ends: Tensor, log_probs: Tensor, parents: Tensor) -> None:
+        scores = log_probs / self._penalty(torch.tensor(self.tokens.shape[2]))
+        for row, rank in ends.nonzero().tolist():
+            ids = self.tokens[row, parents[row, rank], 1:].tolist()
+            one = Hypothesis(tuple(ids), float(scores[row, rank]), float(log_probs[row, rank]))
+            self.finished[int(self.sentences[row])].append(one)
+        scores = scores.masked_fill(~ends, -torch.inf)
+        self.best = torch.cat([self.best, scores], 1).topk(self.settings.n_best).values
+        self.num_finished += ends.sum(1)
+
+    def _penalty(self, length: Tensor) -> Tensor:
+        base = (5 + length) / 6 if self.settings.penalty == "gnmt" else length.float()
+        return base**self.settings.length_penalty
+
+
+def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest numbers of each row and their places: [N, V] → [N, k] twice.
+
+    As `topk`, and faster on long rows: it looks only into the k blocks with the largest tops.
+    """
+    blocks = x.shape[1] // _BLOCK
+    if blocks < 4 * k:
+        values, places = x.topk(k)
+        return values, places
+    columns = torch.arange(x.shape[1], device=x.device)
+    inside, rest = columns[: blocks * _BLOCK].view(blocks, _BLOCK), columns[blocks * _BLOCK :]
+    tops = x[:, : blocks * _BLOCK].view(-1, blocks, _BLOCK).amax(-1)
+    places = inside[tops.topk(k).indices].flatten(1)
+    places = torch.cat([places, rest.expand(len(x), -1)], 1)
+    values, at = x.gather(1, places).topk(k)
+    return values, places.gather(1, at)
