@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ala_encoder import biases, kernels
 from ala_encoder.cache import KeyValues
-from ala_encoder.errors import UserError
 from ala_encoder.heads import HeadTable
 from ala_encoder.kernels import Scoring, Visibility
 from ala_encoder.positions import rotate
 from ala_encoder.settings import paths
-from ala_encoder.settings.attention import AttentionSettings, case_of, check_masks
+from ala_encoder.settings.attention import AttentionSettings, case_of
 from ala_encoder.settings.biases import LINEAR, SHARED
 
 
@@ -114,8 +112,8 @@ class Attention(nn.Module):
         is_half = weight.dtype in (torch.float16, torch.bfloat16)
         case = replace(self.case, device=weight.device.type, is_half=is_half)
         path = paths.describe(paths.plan(self.heads, case, self.settings.path), case)
-        before = case.is_pre_softmax or case.window is not None
-        return path + "(compiled)" * (self.compiles and before and "banded" in path)
+        is_compiled = self.compiles and paths.is_compiled(self.heads, case, self.settings.path)
+        return path + "(compiled)" * is_compiled
 
     def forward(
         self,
@@ -138,7 +136,7 @@ class Attention(nn.Module):
         in a step.
         """
         assert visibility.causal == self.case.causal
-        x = _emptied(x, visibility.real)
+        x = emptied(x, visibility.real)
         q, k, v = self._projected(x, bank, visibility, rotation, memory, cache)
         scoring = self._scoring(x, visibility, shared)
         weights = None
@@ -161,7 +159,7 @@ class Attention(nn.Module):
         if self.case.cross and cache is not None and cache.length:
             return bank(x, self.layer, None)[0], *cache.all
         assert (memory is not None) == self.case.cross
-        memory = x if memory is None else _emptied(memory, visibility.real_keys)
+        memory = x if memory is None else emptied(memory, visibility.real_keys)
         q, k = bank(x, self.layer, memory)
         if rotation is not None and q is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
@@ -194,6 +192,7 @@ class Attention(nn.Module):
             dropout=self.settings.dropout if self.training else 0.0,
             path=self.settings.path,
             compile=self.compiles,
+            prune=None if self.training or torch.is_grad_enabled() else self.settings.prune,
         )
 
 
@@ -205,113 +204,7 @@ def compile_long_runs(model: nn.Module, steps: int) -> None:
             part.compiles = steps >= paths.COMPILED_FROM_STEPS and compiler is not None
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    heads: Sequence[str] | None = None,
-    mask_operator: Literal["post_softmax", "pre_softmax"] = "post_softmax",
-    slopes: Tensor | None = None,
-    bias: Callable[[Tensor], Tensor] | None = None,
-    causal: bool = False,
-    segments: Tensor | None = None,
-    cross: bool = False,
-    memory_segments: Tensor | None = None,
-    ratio: float | Tensor = 1.0,
-    dropout: float = 0.0,
-    path: str = "auto",
-) -> Tensor:
-    """Compute keep · softmax(q_i·k_j/sqrt(d) − slopes_i |o| + bias(o)) v with the offset o = j − i.
-
-    q: [B, G, Q, d] and k: [B, G, K, d] of G Q/K groups, v: [B, H, K, d] of H heads. Returns
-    [B, H, Q, d]; a query with nothing to see, padding too, gives 0. What lies at padding never
-    matters, not even a NaN. Every path gives the same numbers.
-
-    - heads: a cell for each of the H heads: full (the default), identity, prevK, nextK, bandK.
-      Without groups G = H; cells of one `#group` share a q and k, groups in order of first use.
-    - mask_operator: post_softmax multiplies the weights by the mask (Pande et al., arXiv
-      2008.05828); pre_softmax hides keys before the softmax.
-    - slopes: a_i >= 0, broadcastable to [B, H, Q], for ALiBi and learned distance biases.
-    - bias: any further function of the offset: takes an int tensor of offsets [Q, K], or [1, N],
-      and returns float32 broadcastable to [B, H, Q, offsets]; −inf hides.
-    - causal: hides j > i. cross: k and v belong to another text; the offset is then j − ratio·i
-      (ours), a float tensor.
-    - segments: int [B, Q], 0 is padding and equal numbers see each other; memory_segments: the
-      same of the keys, int [B, K], with `cross`.
-    - dropout: of the weights; above 0 all is computed in the open.
-    - path: auto, dense, sdpa, slope, banded or flex (`ala_encoder.settings.paths`).
-
-    Raises UserError for shapes that do not fit, masks that do nothing, and a path asked for by
-    name that cannot compute this.
-    """
-    num_heads, length = v.shape[1], q.shape[2]
-    is_pre_softmax = mask_operator == "pre_softmax"
-    cells = ["full"] * num_heads if heads is None else list(heads)
-    table = HeadTable.parse([cells], is_pre_softmax=is_pre_softmax)
-    every = replace(table, is_pre_softmax=False)
-    _check_shapes(q, k, v, every, segments, memory_segments, cross)
-    check_masks(table.rows[0], is_pre_softmax=is_pre_softmax, causal=causal, cross=cross)
-    if path not in ("auto", *paths.PATHS):
-        raise UserError(f"path = {path!r}: allowed are auto, {', '.join(paths.PATHS)}")
-    if causal and cross:
-        raise UserError("causal = True: cross-attention sees all of the other text")
-    case = paths.Case(
-        is_pre_softmax=is_pre_softmax,
-        has_slopes=slopes is not None,
-        has_others=bias is not None,
-        causal=causal,
-        cross=cross,
-        dropout=dropout > 0,
-    )
-    visibility = Visibility.of(segments, causal=causal)
-    if cross:
-        visibility = Visibility.across(segments, memory_segments, length, v.shape[2])
-    q, k, v = (
-        _emptied(q, visibility.real),
-        _emptied(k, visibility.real_keys),
-        _emptied(v, visibility.real_keys),
-    )
-    scoring = Scoring(
-        table.rows[0],
-        every.columns_of(0),
-        case,
-        visibility,
-        slopes=None if slopes is None else slopes.float(),
-        bias=bias,
-        ratio=ratio,
-        dropout=dropout,
-        path=path,
-    )
-    return kernels.mix(q, k, v, scoring)
-
-
-def _check_shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: HeadTable,
-    segments: Tensor | None,
-    memory_segments: Tensor | None,
-    cross: bool,
-) -> None:
-    batch, num_heads, keys, width = v.shape
-    if table.num_heads != num_heads:
-        raise UserError(f"heads: {table.num_heads} cells, v has {num_heads} heads")
-    wanted = {
-        "q": (q, (batch, table.num_groups, q.shape[2] if cross else keys, width)),
-        "k": (k, (batch, table.num_groups, keys, width)),
-        "segments": (segments, (batch, q.shape[2])),
-        "memory_segments": (memory_segments, (batch, keys)),
-    }
-    for name, (given, shape) in wanted.items():
-        if given is not None and tuple(given.shape) != shape:
-            raise UserError(f"{name}: has shape {list(given.shape)}, needed is {list(shape)}")
-    if memory_segments is not None and not cross:
-        raise UserError("memory_segments: do nothing without `cross`")
-
-
-def _emptied(x: Tensor, real: Tensor | None) -> Tensor:
+def emptied(x: Tensor, real: Tensor | None) -> Tensor:
     """Return x [B, T, dim] or [B, H, T, d] with 0 at padding."""
     if real is None:
         return x

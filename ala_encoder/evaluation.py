@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from ala_encoder import ranks
 from ala_encoder.batches import FIXED_EPOCH, Examples, Ids, model_inputs, pieces
 from ala_encoder.files import write_json
+from ala_encoder.kernels import Pruning
 from ala_encoder.language_model import perplexity
 from ala_encoder.metrics import Score, finite
 from ala_encoder.objectives import summed_loss
@@ -40,10 +42,30 @@ class Loss:
         return self.total / self.count if self.count and math.isfinite(self.total) else None
 
 
-def plain(model: nn.Module) -> Forward:
+class Scored(Protocol):
+    """A model to be scored, under an `Engine` or `plain`."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A model that is not under an engine, called like one."""
+
+    module: nn.Module
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        where = next(self.module.parameters(), torch.empty(0)).device
+        logits: Tensor = self.module(**model_inputs(inputs, where))
+        return logits
+
+
+def plain(model: nn.Module) -> Plain:
     """Return a forward function for a model that is not under an engine."""
-    where = next(model.parameters(), torch.empty(0)).device
-    return lambda inputs: model(**model_inputs(inputs, where))
+    return Plain(model)
 
 
 @dataclass(frozen=True)
@@ -74,6 +96,20 @@ def masked_lm_scores(
         "eval_loss": loss.mean,
         "eval_perplexity": None if loss.mean is None else perplexity(loss.total, loss.count),
         "eval_targets": float(loss.count),
+    }
+
+
+def pruning_scores(found: Sequence[Pruning]) -> dict[str, float | None]:
+    """Return what attention left out, over ranks, as scores.
+
+    prune_computed: part of all query-key pairs; prune_weight: the most that a query's weights lost
+    in sum; prune_error: the most that a head's output changed, as a Euclidean norm.
+    """
+    total = Pruning.together(ranks.gather(Pruning.together(found)))
+    return {
+        "prune_computed": total.fraction,
+        "prune_weight": total.weight,
+        "prune_error": total.error,
     }
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar, final
 
 import torch
 from pydantic import Field
@@ -23,44 +24,105 @@ from torch import Tensor, nn
 from ala_encoder import __version__, banks, glue
 from ala_encoder.errors import UserError
 from ala_encoder.files import folder_aside, read_json, write_json, write_text
-from ala_encoder.models import Classifier, Encoder, MaskedLM
+from ala_encoder.models import Classifier, Encoder, MaskedLM, Seq2Seq
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.base import Section
 from ala_encoder.settings.corpus import CorpusSettings
-from ala_encoder.settings.experiment import check_stack, find_export
+from ala_encoder.settings.experiment import check_stack, check_stacks, find_export
 from ala_encoder.settings.loader import check
-from ala_encoder.settings.model import EncoderModel
+from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel
+from ala_encoder.settings.parallel import TranslationData
+from ala_encoder.settings.search import SearchSettings
 from ala_encoder.settings.task import TaskSettings
 from ala_encoder.tokenizer import Tokenizer, load
 
 WEIGHTS = "model.safetensors"
 
 
-class Card(Section):
-    """What `export.json` says; enough to rebuild the model and to evaluate it again."""
+class AnyCard(Section):
+    """What `export.json` says, whatever the family; abstract."""
 
     format: Literal[1] = 1
-    kind: Literal["masked_lm", "classifier"]
     variant: str
     seed: int
     run_name: str
     mlflow_run_id: str | None = None
     version: str = __version__
     vocab_size: int
-    model: EncoderModel
     encoder: AttentionSettings
-    data: CorpusSettings | TaskSettings
     data_name: str
     """Name of the data set in tables; says so when it was generated."""
-    labels: tuple[str, ...] = ()
-    """A classifier's classes in order; none: it gives one number (regression)."""
     parameters: dict[str, int]
     scores: dict[str, float | None] = Field(default_factory=dict)
+    averaged: tuple[str, ...] = ()
+    """The checkpoints whose mean the weights are; none: those of one step."""
+
+    @property
+    @abstractmethod
+    def family(self) -> str:
+        """The model's family."""
+
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """What it is, for the model card."""
+
+
+@final
+class Card(AnyCard):
+    """Of an encoder: enough to rebuild the model and to evaluate it again."""
+
+    kind: Literal["masked_lm", "classifier"]
+    model: EncoderModel
+    data: CorpusSettings | TaskSettings
+    labels: tuple[str, ...] = ()
+    """A classifier's classes in order; none: it gives one number (regression)."""
+
+    @property
+    def family(self) -> str:
+        return self.model.family
+
+    @property
+    def about(self) -> str:
+        task = "masked language model"
+        if isinstance(self.data, TaskSettings):
+            task = f"task {self.data.task}"
+        return f"A BERT-style encoder, variant `{self.variant}`, seed {self.seed}, {task}."
+
+
+@final
+class TranslationCard(AnyCard):
+    """Of a translation model: enough to rebuild it, to translate, and to evaluate it again."""
+
+    kind: Literal["seq2seq"] = "seq2seq"
+    model: EncoderDecoderModel
+    decoder: AttentionSettings
+    cross: AttentionSettings
+    data: TranslationData
+    """Its languages are those the model translates between."""
+    search: SearchSettings
+    """How the translations were found that it was scored by."""
+    signatures: dict[str, str] = Field(default_factory=dict)
+    """sacreBLEU's signature of each kind of score, such as bleu."""
+
+    @property
+    def sections(self) -> dict[str, AttentionSettings]:
+        """The attention settings by section."""
+        return {"encoder": self.encoder, "decoder": self.decoder, "cross": self.cross}
+
+    @property
+    def family(self) -> str:
+        return self.model.family
+
+    @property
+    def about(self) -> str:
+        languages = " to ".join(self.data.languages)
+        return f"A translation model, {languages}, variant `{self.variant}`, seed {self.seed}."
 
 
 @dataclass(frozen=True)
 class Export:
-    """An export, read: its card, tokenizer and weights by name."""
+    """An encoder's export, read: its card, tokenizer and weights by name."""
 
     folder: Path
     card: Card
@@ -72,25 +134,18 @@ class Export:
 
         The card is not trusted: it may ask for more memory or layers than there are weights.
         """
-        path = self.folder / WEIGHTS
-        try:
-            state = self._fitted()
-            with torch.device("meta"):  # shapes alone
-                _check_fit(self._model(), state, path)
-        except RuntimeError as error:  # more elements than 64 bits count
-            raise UserError(f"{path}: no weights of the card's sizes: {error}") from None
-        model = self._model()
-        model.load_state_dict(state)
-        model.eval()
-        return model
+        return _filled(self._model, self._fitted, self.folder / WEIGHTS)
+
+    def pruned(self, prune: float) -> Export:
+        """Return it with another `encoder.prune`; raises UserError where that does nothing."""
+        encoder = self.card.encoder.model_copy(update={"prune": prune})
+        check_stack(self.card.model, encoder, self.card.data.length)
+        return replace(self, card=self.card.model_copy(update={"encoder": encoder}))
 
     def _fitted(self) -> dict[str, Tensor]:
         """Return the weights that the card's model has a place for."""
         path, model = self.folder / WEIGHTS, self.card.model
-        if model.num_layers > len(self.state):
-            raise UserError(
-                f"{path}: {len(self.state)} tensors, the card says {model.num_layers} layers"
-            )
+        _check_layers(model.num_layers, self.state, path)
         table = check_stack(model, self.card.encoder, model.max_length)
         return banks.fitted(self.state, table, model.dim, "encoder.stack.bank.", str(path))
 
@@ -110,7 +165,57 @@ class Export:
         encoder.load_state_dict(state)
 
 
-def write(folder: Path, card: Card, tokenizer: Tokenizer, state: Mapping[str, Tensor]) -> None:
+@dataclass(frozen=True)
+class TranslationExport:
+    """A translation model's export, read: its card, tokenizer and weights by name."""
+
+    folder: Path
+    card: TranslationCard
+    tokenizer: Tokenizer
+    state: dict[str, Tensor]
+
+    def build(self) -> Seq2Seq:
+        """Return the model with its weights; raises UserError as `Export.build` does."""
+        return _filled(self._model, self._fitted, self.folder / WEIGHTS)
+
+    def _model(self) -> Seq2Seq:
+        return Seq2Seq(self.card.model, self.card.sections, self.card.vocab_size)
+
+    def _fitted(self) -> dict[str, Tensor]:
+        path, model, state = self.folder / WEIGHTS, self.card.model, self.state
+        _check_layers(model.num_layers + model.num_decoder_layers, state, path)
+        tables = check_stacks(model, self.card.sections, model.max_length)
+        for section, table in tables.items():
+            bank = "decoder.cross_bank." if section == "cross" else f"{section}.bank."
+            state = banks.fitted(state, table, model.dim, bank, str(path))
+        return state
+
+
+Built = TypeVar("Built", bound=nn.Module)
+AnyCardT = TypeVar("AnyCardT", bound=AnyCard)
+
+
+def _filled(
+    make: Callable[[], Built], fitted: Callable[[], Mapping[str, Tensor]], path: Path
+) -> Built:
+    try:
+        state = fitted()
+        with torch.device("meta"):  # shapes alone
+            _check_fit(make(), state, path)
+    except RuntimeError as error:  # more elements than 64 bits count
+        raise UserError(f"{path}: no weights of the card's sizes: {error}") from None
+    model = make()
+    model.load_state_dict(state)
+    model.eval()
+    return model
+
+
+def _check_layers(num_layers: int, state: Mapping[str, Tensor], path: Path) -> None:
+    if num_layers > len(state):
+        raise UserError(f"{path}: {len(state)} tensors, the card says {num_layers} layers")
+
+
+def write(folder: Path, card: AnyCard, tokenizer: Tokenizer, state: Mapping[str, Tensor]) -> None:
     """Write an export aside and rename it; one that is there is replaced."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)  # of a process that was killed
@@ -125,10 +230,41 @@ def write(folder: Path, card: Card, tokenizer: Tokenizer, state: Mapping[str, Te
 
 
 def read(path: Path) -> Export:
-    """Read an export or the export of a run folder; raises UserError naming what is wrong."""
+    """Read an encoder's export, alone or in a run folder.
+
+    Raises UserError naming what is wrong, also for a translation model's.
+    """
+    return Export(*_read(path, Card))
+
+
+def read_translation(path: Path) -> TranslationExport:
+    """Read a translation model's export, alone or in a run folder; raises UserError as `read`."""
+    return TranslationExport(*_read(path, TranslationCard))
+
+
+def read_any(path: Path) -> Export | TranslationExport:
+    """Read an export of any kind; raises UserError as `read`."""
+    return (read_translation if _kind(find_export(path)) in _KINDS[TranslationCard] else read)(path)
+
+
+_KINDS: dict[type[AnyCard], tuple[str, ...]] = {
+    Card: ("masked_lm", "classifier"),
+    TranslationCard: ("seq2seq",),
+}
+
+
+def _kind(folder: Path) -> object:
+    return read_json(folder / "export.json").get("kind")
+
+
+def _read(path: Path, cls: type[AnyCardT]) -> tuple[Path, AnyCardT, Tokenizer, dict[str, Tensor]]:
     folder = find_export(path)
+    kind = _kind(folder)
+    others = (kinds for other, kinds in _KINDS.items() if other is not cls)
+    if any(kind in kinds for kinds in others):
+        raise UserError(f"{folder}: is a {kind}, needed is {' or '.join(_KINDS[cls])}")
     try:
-        card = check(read_json(folder / "export.json"), Card)
+        card = check(read_json(folder / "export.json"), cls)
     except UserError as error:
         raise UserError(f"{folder / 'export.json'}: {error}") from None
     tokenizer = load(folder)
@@ -141,7 +277,7 @@ def read(path: Path) -> Export:
         state = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / WEIGHTS}: cannot read the weights: {error}") from None
-    return Export(folder, card, tokenizer, state)
+    return folder, card, tokenizer, state
 
 
 def _check_fit(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
@@ -154,30 +290,29 @@ def _check_fit(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> No
             raise UserError(f"{path}: {name} is {tuple(state[name].shape)}, not {tuple(shape)}")
 
 
-def readme(card: Card) -> str:
+def readme(card: AnyCard) -> str:
     """A model card: what it is, what it was trained on, how to read it."""
     scores = [f"| {name} | {value} |" for name, value in card.scores.items()]
     attention = card.encoder.layout or "a head table"
     biases = ", ".join(bias.kind for bias in card.encoder.biases) or "none"
-    task = "masked language model"
-    if isinstance(card.data, TaskSettings):
-        task = f"task {card.data.task}"
+    reader = "read_translation" if isinstance(card, TranslationCard) else "read"
     lines = [
         f"# {card.run_name}",
         "",
-        f"A BERT-style encoder, variant `{card.variant}`, seed {card.seed}, {task}.",
+        card.about,
         "",
         f"- attention: {attention}, {card.encoder.mask_operator}, distance bias: {biases}",
         f"- parameters: {card.parameters['total']:,} in all, "
         f"{card.parameters['encoder_attention']:,} in Q, K, V and output projections, "
         f"{card.parameters['qk_groups']} Q/K groups",
         f"- data: {card.data_name}",
+        *([f"- weights: the mean of {', '.join(card.averaged)}"] if card.averaged else []),
         "",
         "| score | value |",
         "|---|---|",
         *scores,
         "",
-        "Read it with `ala_encoder.export.read(folder).build()`, score it with",
+        f"Read it with `ala_encoder.export.{reader}(folder).build()`, score it with",
         "`python -m pipelines.evaluate export=FOLDER`.",
     ]
     return "\n".join(lines) + "\n"

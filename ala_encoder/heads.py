@@ -18,16 +18,18 @@ from typing import Any
 
 from ala_encoder.errors import UserError, nearest
 
-_PREDICATES: dict[str, Callable[[Any, int], Any]] = {
-    "full": lambda offset, k: offset == offset,
-    "identity": lambda offset, k: offset == 0,
-    "prev": lambda offset, k: offset == -k,
-    "next": lambda offset, k: offset == k,
-    "band": lambda offset, k: abs(offset) <= k,
+_OFFSETS: dict[str, Callable[[int], tuple[int, int]] | None] = {
+    "full": None,
+    "identity": lambda k: (0, 0),
+    "prev": lambda k: (-k, -k),
+    "next": lambda k: (k, k),
+    "band": lambda k: (-k, k),
 }
-"""A mask is a predicate on the offset j − i; the direction of prev and next is ours."""
+"""A mask is the least and the largest offset j − i that it lets through; None: every one. The
+direction of prev and next is ours, the source contradicts itself."""
+_WITHOUT_K = ("full", "identity")
 
-_CELL = re.compile(rf"(?P<kind>{'|'.join(_PREDICATES)})(?P<k>[1-9][0-9]*)?(#(?P<group>\w+))?")
+_CELL = re.compile(rf"(?P<kind>{'|'.join(_OFFSETS)})(?P<k>[1-9][0-9]*)?(#(?P<group>\w+))?")
 
 
 @dataclass(frozen=True)
@@ -40,26 +42,29 @@ class Head:
 
     @property
     def is_local(self) -> bool:
-        return self.kind != "full"
+        return _OFFSETS[self.kind] is not None
 
     @property
     def is_single_key(self) -> bool:
         """True when at most one key is ever allowed (identity, prev-k, next-k)."""
-        return self.kind in ("identity", "prev", "next")
+        return self.is_local and len(self.offsets()) == 1
 
     def allows(self, offset: Any) -> Any:
-        """Tell whether the key at `offset` = j − i may be seen; works on an int or an int array.
-
-        prev-k: j = i − k; next-k: j = i + k (the direction is ours, the source contradicts
-        itself); band-k: |i − j| <= k; identity: j = i; full: every j.
-        """
-        return _PREDICATES[self.kind](offset, self.k)
+        """Tell whether the key at `offset` = j − i may be seen; works on an int or an int array."""
+        if not self.is_local:
+            return offset == offset
+        seen = self.offsets()
+        return (offset >= seen[0]) & (offset <= seen[-1])
 
     def offsets(self) -> range:
-        """Return every offset j − i that a local head may see."""
-        assert self.is_local
-        low = {"prev": -self.k, "next": self.k, "identity": 0, "band": -self.k}[self.kind]
-        return range(low, (self.k if self.kind == "band" else low) + 1)
+        """Return every offset j − i that a local head may see.
+
+        prev-k: −k; next-k: k; band-k: −k … k; identity: 0.
+        """
+        bounds = _OFFSETS[self.kind]
+        assert bounds is not None
+        low, high = bounds(self.k)
+        return range(low, high + 1)
 
     def __str__(self) -> str:
         return f"{self.kind}{self.k or ''}" + (f"#{self.group}" if self.group else "")
@@ -71,10 +76,10 @@ def parse_head(cell: str) -> Head:
     Raises UserError on anything else, naming the cell and what is allowed.
     """
     match = _CELL.fullmatch(cell.strip())
-    takes_k = match is not None and match["kind"] in ("prev", "next", "band")
+    takes_k = match is not None and match["kind"] not in _WITHOUT_K
     if match is None or takes_k != (match["k"] is not None):
         word = re.sub(r"[0-9#].*", "", cell)
-        near = "" if word in _PREDICATES else nearest(word, _PREDICATES)
+        near = "" if word in _OFFSETS else nearest(word, _OFFSETS)
         raise UserError(
             f"head {cell!r}: allowed are full, identity, prevK, nextK, bandK (K = 1, 2, …), "
             f"each with an optional #group{near}"
@@ -121,10 +126,6 @@ class HeadTable:
     @property
     def num_heads(self) -> int:
         return len(self.rows[0])
-
-    @property
-    def is_full(self) -> bool:
-        return not any(head.is_local for row in self.rows for head in row)
 
     def has_scores(self, head: Head) -> bool:
         """Tell whether a head needs Q and K: one key, hidden from all others, has weight 1."""

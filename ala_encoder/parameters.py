@@ -109,7 +109,7 @@ def _encoder(
 def _causal(model: CausalModel, counts: Mapping[str, int]) -> dict[str, int]:
     parts = {
         "positions": _positions(model),
-        "decoder": _stack(model, counts, "decoder"),
+        "decoder_stack": _stack(model, counts, "decoder"),
         "output": 0 if model.tied_embeddings else counts["embeddings"],
     }
     norm = _norm(model) * model.embedding_norm
@@ -121,8 +121,8 @@ def _encoder_decoder(
 ) -> dict[str, int]:
     parts = {
         "positions": 2 * _positions(model),
-        "encoder": _stack(model, counts, "encoder"),
-        "decoder": _stack(model, counts, "decoder", "cross"),
+        "encoder_stack": _stack(model, counts, "encoder"),
+        "decoder_stack": _stack(model, counts, "decoder", "cross"),
         "output": vocab_size * model.output_bias,
     }
     return parts | {"total": counts["embeddings"] + sum(parts.values())}

@@ -178,10 +178,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--cases: {unknown[0]!r}; allowed are {', '.join(CASES)}")
     lengths = [int(length) for length in given.lengths.split(",")]
     found = list(records(names, lengths, given.tokens, given.head_dim, given.rounds))
+    environment = ", ".join(f"{key} {value}" for key, value in harness.environment().items())
     if given.json:
+        print(environment, file=sys.stderr)
         print(json.dumps(found, allow_nan=False))
         return 0
-    print(", ".join(f"{key} {value}" for key, value in harness.environment().items()), end="\n\n")
+    print(environment, end="\n\n")
     head = (
         "case",
         "pass",

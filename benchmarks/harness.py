@@ -22,7 +22,7 @@ import torch
 
 K = TypeVar("K")
 ROUNDS = 7
-_PACKAGES = ("torch", "numpy", "ala-encoder")
+_PACKAGES = ("torch", "numpy", "transformers", "ala-encoder")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Score an export: the loss of a language model on held-out text, or a classifier's metrics.
 
 One process:   python -m pipelines.evaluate RUN_OR_EXPORT [split=test] [path=DATA] [task=ax]
+Pruned (ours): python -m pipelines.evaluate RUN_OR_EXPORT prune=1e-4
 Many:          deepspeed --num_gpus N --module pipelines.evaluate …
 """
 
@@ -46,6 +47,10 @@ def main(settings: EvaluateRun, as_json: bool) -> None:
 
     exported = export.read(settings.export)
     is_classifier = exported.card.kind == "classifier"
+    if settings.prune is not None:
+        if is_classifier:
+            raise UserError("prune: is measured on a language model, this is a classifier")
+        exported = exported.pruned(settings.prune)
     data = (_labelled if is_classifier else _text)(exported, settings)
     engine.start()
     scores: dict[str, float | None] = {}
@@ -103,6 +108,7 @@ def _resolved(data: TaskSettings) -> dict[str, Any]:
 def _text(exported: Export, settings: EvaluateRun) -> _Data:
     """Open the held-out text of a language model."""
     from ala_encoder import corpus, evaluation, examples, manifests, metrics, ranks
+    from ala_encoder.kernels import watch_pruning
     from ala_encoder.settings.corpus import CorpusSettings
 
     kind, data = exported.card.kind, exported.card.data
@@ -117,12 +123,17 @@ def _text(exported: Export, settings: EvaluateRun) -> _Data:
     prepared = settings.path or data.path
     manifest = manifests.read(prepared)
     used, own = ({"path": str(path.resolve())} for path in (prepared, data.path))
+    if settings.prune is not None:
+        used["prune"] = str(settings.prune)
     folder = _folder(exported, settings, manifest.name, used, own)
     tokens = corpus.open_tokens(prepared, manifest, exported.tokenizer, verify=ranks.is_main())
     blocks = examples.validation_blocks(tokens[split], data, exported.tokenizer)
 
     def scores(forward: Forward, split: str) -> dict[str, float | None]:
-        found = evaluation.masked_lm_scores(forward, blocks, settings.batch_size)
+        with watch_pruning() as attentions:
+            found = evaluation.masked_lm_scores(forward, blocks, settings.batch_size)
+        if exported.card.encoder.prune is not None:
+            found |= evaluation.pruning_scores(attentions)
         if ranks.is_main():
             written = {name: metrics.Score(value) for name, value in found.items()}
             evaluation.write_scores(folder, "mlm", split, manifest.name, written)

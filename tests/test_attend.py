@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ala_encoder
 from ala_encoder import kernels
-from ala_encoder.attention import attend
+from ala_encoder.functional import attend
 from ala_encoder.errors import UserError
 from ala_encoder.heads import parse_head
 from ala_encoder.kernels import blocks, features, lse, shifted
@@ -505,13 +505,27 @@ QKV = [torch.zeros(1, 2, 4, 4)] * 3
         ({"heads": ["full", "bnad1"]}, "head 'bnad1'"),
         ({"heads": ["full#a", "full#a"]}, "q: has shape [1, 2, 4, 4], needed is [1, 1, 4, 4]"),
         ({"segments": torch.ones(1, 3)}, "segments: has shape [1, 3], needed is [1, 4]"),
-        ({"memory_segments": torch.ones(1, 4)}, "memory_segments: do nothing without `cross`"),
+        (
+            {"memory_segments": torch.ones(1, 4).int()},
+            "memory_segments: do nothing without `cross`",
+        ),
         ({"heads": ["full", "next1"], "causal": True}, "head next1: sees nothing"),
         ({"heads": ["full", "band1"], "cross": True}, "head band1: cross-attention has no local"),
         ({"mask_operator": "pre_softmax"}, "mask_operator = 'pre_softmax': no head has"),
         ({"path": "fash"}, "path = 'fash': allowed are auto, dense"),
         ({"path": "slope"}, "path = 'slope': it carries biases -a|i - j|"),
         ({"path": "banded"}, "path = 'banded': head full sees every key"),
+        (
+            {"path": "bandd"},
+            "path = 'bandd': allowed are auto, dense, sdpa, slope, banded, flex (did",
+        ),
+        ({"mask_operator": "pre-softmax"}, "mask_operator = 'pre-softmax': allowed are post_soft"),
+        ({"slopes": -torch.ones(2, 4)}, "slopes: hold -1.0, allowed are 0 and above"),
+        ({"slopes": torch.ones(3, 4)}, "slopes: have shape [3, 4], needed is [1, 2, 4] or what"),
+        ({"ratio": 2.0}, "ratio: does nothing without `cross`"),
+        ({"dropout": 1.5}, "dropout = 1.5: allowed is 0 and above, below 1"),
+        ({"segments": -torch.ones(1, 4).int()}, "segments: hold -1, allowed are 0 and above"),
+        ({"segments": torch.ones(1, 4)}, "segments: are torch.float32, needed are whole numbers"),
         ({"path": "sdpa", "dropout": 0.1}, "path = 'sdpa': attention dropout"),
         ({"path": "sdpa", "heads": ["band1", "full"]}, "post-softmax mask (band1)"),
         ({"causal": True, "cross": True}, "causal = True: cross-attention sees all"),

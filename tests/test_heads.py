@@ -176,7 +176,7 @@ def test_group_numbers_are_equal_exactly_where_heads_share(seed: int) -> None:
 
 def test_full_fits_any_shape() -> None:
     table = named_layout("full", 2, 3)
-    assert table.rows == ((Head("full"),) * 3,) * 2 and table.is_full and table.num_groups == 6
+    assert table.rows == ((Head("full"),) * 3,) * 2 and table.num_groups == 6
 
 
 def test_unknown_layouts_and_wrong_shapes_are_refused() -> None:

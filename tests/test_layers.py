@@ -16,7 +16,7 @@ TIERS: list[set[str]] = [
     {"errors", "keyed", "settings", "heads", "biases", "positions", "ranks", "tokenizer",
      "generated", "files", "lines"},
     {"kernels", "attention", "corpus", "objectives", "metrics", "optim", "glue", "quickstart",
-     "parameters", "command", "plots", "labelled", "splits", "tables", "named_datasets", "sources",
+     "parameters", "command", "plots", "labelled", "functional", "splits", "tables", "named_datasets", "sources",
      "manifests", "task_files", "language_model", "banks", "parallel", "cleaning", "cache",
      "parallel_corpus", "parallel_manifests"},
     {"blocks", "batches"},

@@ -144,7 +144,7 @@ def test_the_count_equals_the_built_causal_model(seed: int) -> None:
         "qk_groups": groups(model, attention["decoder"], "decoder"),
         "embeddings": size(built.vocabulary),
         "positions": size(built, "positions"),
-        "decoder": size(built.stack),
+        "decoder_stack": size(built.stack),
         "output": size(built, "output.weight"),
         "total": size(built),
     }
@@ -167,8 +167,8 @@ def test_the_count_equals_the_built_encoder_decoder(seed: int) -> None:
         "cross_bias": size(built.decoder, *cross_biases),
         "embeddings": size(built.vocabulary),
         "positions": size(built, "_positions"),
-        "encoder": size(built.encoder),
-        "decoder": size(built.decoder),
+        "encoder_stack": size(built.encoder),
+        "decoder_stack": size(built.decoder),
         "output": size(built, "output_bias"),
         "total": size(built),
     }

@@ -170,6 +170,11 @@ def test_dense_can_do_everything() -> None:
          "compile = 'on': does nothing"),
         ({"heads": [["band1", "band2"]], "mask_operator": "pre_softmax",
           "biases": [{"kind": "window", "width": 4}]}, {}, "window 4 hides nothing that"),
+        ({"biases": [{"kind": "window", "width": 4}, {"kind": "window", "width": 9}]}, {},
+         "window 9 does nothing beside window 4"),
+        ({"biases": [{"kind": "t5", "max_distance": 16}]}, {"causal": True},
+         "max_distance = 16: distances below 16 have buckets of their own"),
+        ({"biases": [{"kind": "t5", "max_distance": 8}]}, {}, "max_distance = 8: distances below 8"),
         ({"path": "slope"}, {}, "path = 'slope': it carries"),
         ({"path": "banded", "heads": [["band1", "full"]]}, {}, "path = 'banded': head full"),
         ({"path": "flex", "heads": [["band1", "full"]]}, {}, "path = 'flex': it never holds"),
@@ -195,6 +200,8 @@ def test_a_setting_without_effect_is_an_error(
         ({"path": "slope", "biases": [{"kind": "distbias"}, {"kind": "alibi"}]}, {}),
         ({"path": "banded", "heads": [["band1", "prev1"]]}, {}),
         ({"path": "flex", "biases": [{"kind": "kerple_log"}]}, {}),
+        ({"biases": [{"kind": "t5", "max_distance": 17}]}, {"causal": True}),
+        ({"biases": [{"kind": "t5", "max_distance": 9}]}, {}),
     ],
 )
 def test_the_edges_of_those_are_allowed(given: dict[str, Any], stack: dict[str, bool]) -> None:
@@ -219,3 +226,12 @@ def test_the_choice_needs_no_torch_and_the_package_stays_light() -> None:
         "assert callable(ala_encoder.attend) and 'torch' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("exponent", [-33.0, 65.0])
+@pytest.mark.parametrize("key", ["shift", "equal"])
+def test_alibi_has_no_slope_that_float32_has_not(key: str, exponent: float) -> None:
+    slopes = "equal" if key == "equal" else "8n/H"
+    given = {"biases": [{"kind": "alibi", "slopes": slopes, key: exponent}]}
+    with pytest.raises(ValueError, match="than or equal to"):
+        AttentionSettings.model_validate(given)

@@ -4,8 +4,8 @@ For: the metrics of Adaptive Locality Attention on weights that a model hands ou
 Not for: averaging over layers, heads and texts, which needs the counts of real queries as well.
 
 All take weights [..., Q, K] of queries i and keys j and return a number for each query, [..., Q],
-in float32 or better. A query with nothing to see, padding too, has weights of 0 and gets 0: leave it
-out of an average.
+in float32 or better. A query with nothing to see, padding too, has weights of 0 and gets 0: leave
+it out of an average.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor
 def expected_distance(weights: Tensor) -> Tensor:
     """Return E|i − j| = sum_j w_ij |i − j|, in tokens: [..., Q, K] → [..., Q]."""
     weights = _wide(weights)
-    return (weights * _distance(weights)).sum(-1)
+    mean: Tensor = (weights * _distance(weights)).sum(-1)
+    return mean
 
 
 def local_mass(weights: Tensor, width: int) -> Tensor:
@@ -28,7 +29,8 @@ def local_mass(weights: Tensor, width: int) -> Tensor:
 
 def entropy(weights: Tensor) -> Tensor:
     """Return −sum_j w_ij ln w_ij in nats, where 0 ln 0 is 0: [..., Q, K] → [..., Q]."""
-    return torch.special.entr(_wide(weights)).sum(-1)
+    entropies: Tensor = torch.special.entr(_wide(weights)).sum(-1)
+    return entropies
 
 
 def _wide(weights: Tensor) -> Tensor:

@@ -12,11 +12,13 @@ from ala_encoder.kernels.banded import banded_one, banded_post, banded_pre
 from ala_encoder.kernels.dense import dense
 from ala_encoder.kernels.flex import flex
 from ala_encoder.kernels.parts import Scoring, mix, mix_in_the_open
+from ala_encoder.kernels.pruned import Pruning, pruned, watch_pruning
 from ala_encoder.kernels.sdpa import sdpa
 from ala_encoder.kernels.slope import slope
 from ala_encoder.kernels.visibility import Visibility, combine
 
 __all__ = [
+    "Pruning",
     "Scoring",
     "Visibility",
     "banded_one",
@@ -27,6 +29,8 @@ __all__ = [
     "flex",
     "mix",
     "mix_in_the_open",
+    "pruned",
     "sdpa",
     "slope",
+    "watch_pruning",
 ]

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ala_encoder.errors import UserError
+
 TILE = 16
 _APART = 2.0**12
 """c above: at a head width of 256 keys of other documents still stand 256 below."""
@@ -55,7 +57,8 @@ def numbered(segments: Tensor) -> Tensor:
     steps[:, 0] = values[:, 0] > 0
     steps[:, 1:] = values[:, 1:] != values[:, :-1]
     numbers = torch.empty_like(steps).scatter_(1, order, steps.cumsum(1))
-    assert int(numbers.max()) <= _MAX_DOCUMENT, "more than 2,048 documents in a row"
+    if int(numbers.max()) > _MAX_DOCUMENT:
+        raise UserError(f"segments: {int(numbers.max())} documents in a row, at most 2,048 fit")
     return numbers
 
 

@@ -18,11 +18,12 @@ from ala_encoder.heads import Head
 from ala_encoder.kernels.banded import banded_one, banded_post, banded_pre
 from ala_encoder.kernels.dense import dense
 from ala_encoder.kernels.flex import flex
+from ala_encoder.kernels.pruned import pruned
 from ala_encoder.kernels.sdpa import sdpa
 from ala_encoder.kernels.shifted import compiled
 from ala_encoder.kernels.slope import slope
 from ala_encoder.kernels.visibility import Visibility, combine
-from ala_encoder.settings.paths import Case, Part, at_length, offsets, plan
+from ala_encoder.settings.paths import PRUNE_FROM, Case, Part, at_length, offsets, plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,8 @@ class Scoring:
     dropout: float = 0.0
     path: str = "auto"
     compile: bool = False
+    prune: float | None = None
+    """Weight that a row may lose on `slope`; no gradient then."""
 
     def parts(self, q: Tensor | None, v: Tensor) -> tuple[Part, ...]:
         """Return the parts on the device at hand."""
@@ -160,6 +163,8 @@ def _slope(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, part
     assert scoring.slopes is not None
     seen = scoring.visibility
     steep = _of_heads(scoring.slopes, part, -2)
+    if scoring.prune is not None and v.device.type == "cpu" and v.shape[2] >= PRUNE_FROM:
+        return pruned(q, k, v, steep, scoring.prune, causal=seen.causal, segments=seen.segments)
     return slope(q, k, v, steep, causal=seen.causal, segments=seen.segments)
 
 

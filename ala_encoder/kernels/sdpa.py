@@ -1,7 +1,8 @@
 """The `sdpa` path: PyTorch's fused kernel, with nothing of size Q x K when there is no bias.
 
 For: full heads and pre-softmax masks. Padding alone becomes a mask of the keys; several documents
-in a row become columns of q and k (`features`).
+in a row become columns of q and k (`features`), in float32 on a CPU. Documents in half precision
+and, on other devices, all of it become a map of bools.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def sdpa(
     visibility = visibility or Visibility()
     if groups is not None:
         q, k = q[:, list(groups)], k[:, list(groups)]
-    if bias is None and visibility.segments is not None and _is_exact(q):
+    if bias is None and visibility.segments is not None and _takes_no_map(q, visibility):
         return _padded(q, k, v, visibility)
     if bias is None and visibility.segments is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=visibility.causal)
@@ -47,9 +48,15 @@ def sdpa(
     return mixed if empty is None else mixed.masked_fill(empty, 0.0)
 
 
-def _is_exact(q: Tensor) -> bool:
-    """Tell whether the kernel takes a mask beside causality, and holds the columns exactly."""
-    return q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
+def _takes_no_map(q: Tensor, visibility: Visibility) -> bool:
+    """Tell whether padding or documents can be told without a map.
+
+    Documents take columns, which half precision cannot hold; only the CPU's kernel takes a mask of
+    keys beside causality, and elsewhere nobody waits to learn whether there are documents.
+    """
+    if q.device.type != "cpu":
+        return False
+    return q.dtype in (torch.float32, torch.float64) or not visibility.has_documents
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:

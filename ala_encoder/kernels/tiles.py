@@ -1,7 +1,7 @@
 """Scores with a distance bias in the open, a tile at a time that stays in the processor's cache.
 
 For: short texts on the `slope` path, and what lies near the diagonal of long ones (`blocks`).
-Nothing as large as a map is ever held: the backward pass computes each tile again.
+Nothing as large as the map of all heads is ever held: the backward pass computes each tile again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Of 2^17 … 2^20 numbers and 64 … 512 rows these were the fastest at 128 and 512 tokens
+# (docs/log.md), on a processor with 2 MiB of cache a core.
 _NUMBERS = 2**19
 """Scores of a tile: 2 MiB in float32."""
 _HEIGHT = 512

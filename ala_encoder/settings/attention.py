@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ala_encoder.errors import UserError
 from ala_encoder.heads import Head, HeadTable, named_layout
 from ala_encoder.settings import biases as kinds
 from ala_encoder.settings.base import PositiveFloat, Probability, Section
 from ala_encoder.settings.biases import LINEAR, BiasSettings
-from ala_encoder.settings.paths import Case, Path, check_path, plan
+from ala_encoder.settings.paths import (
+    PRUNE_FROM,
+    Asked,
+    Case,
+    check_path,
+    check_prune,
+    is_compiled,
+)
 
 
 class AttentionSettings(Section):
@@ -30,13 +39,16 @@ class AttentionSettings(Section):
     (ours)."""
     ratio_learnable: bool = False
     """Whether each layer learns its ratio, from `ratio` on."""
-    path: Literal["auto"] | Path = "auto"
+    path: Asked = "auto"
     """How attention is computed; a path that cannot compute this table is refused."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether `banded` is compiled before the softmax; auto: in trainings of 2,000 steps and more,
     where there is a C++ compiler."""
     dropout: Probability = 0.0
     """Dropout of attention weights; above 0 only the dense path is used."""
+    prune: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """What a query's attention weights may lose in sum (ours): in evaluation on a CPU, keys too far
+    away to weigh more are left out of texts of 1,024 tokens and more. None: nothing is."""
 
 
 def head_table(attention: AttentionSettings, num_layers: int, num_heads: int) -> HeadTable:
@@ -78,7 +90,7 @@ def check_masks(heads: Sequence[Head], *, is_pre_softmax: bool, causal: bool, cr
         raise UserError(f"head {local[0]}: cross-attention has no local masks")
     if is_pre_softmax and not local:
         raise UserError("mask_operator = 'pre_softmax': no head has a local mask, it does nothing")
-    ahead = next((head for head in local if head.kind == "next"), None)
+    ahead = next((head for head in local if head.offsets()[0] > 0), None)
     if causal and ahead is not None:
         raise UserError(f"head {ahead}: sees nothing where attention is causal")
 
@@ -100,25 +112,23 @@ def check_attention(
         if head.kind in ("prev", "next") and head.k >= max_length:
             raise UserError(f"head {head}: sees nothing within {max_length} tokens")
     case = case_of(attention, causal=causal, cross=cross)
-    _check_biases(attention, heads, max_length)
+    _check_biases(attention, heads, max_length, causal=causal)
     _check_ratio(attention, cross)
     check_path(attention.path, heads, case)
-    if attention.compile == "on" and not _is_compiled(attention, table, case):
+    if attention.prune is not None:
+        check_prune(attention.path, heads, case)
+        if max_length < PRUNE_FROM:
+            raise UserError(f"prune: begins at {PRUNE_FROM} tokens, texts have {max_length}")
+    rows = table.rows
+    if attention.compile == "on" and not any(
+        is_compiled(row, case, attention.path) for row in rows
+    ):
         raise UserError("compile = 'on': does nothing, no head is banded before the softmax")
 
 
-def _is_compiled(attention: AttentionSettings, table: HeadTable, case: Case) -> bool:
-    """Tell whether a head is ever computed by the pre-softmax `banded`."""
-    parts = ((row, part) for row in table.rows for part in plan(row, case, attention.path))
-    return any(
-        part.has_scores
-        and part.ladder[-1][1] == "banded"
-        and (case.is_pre_softmax or not row[part.heads[0]].is_local)
-        for row, part in parts
-    )
-
-
-def _check_biases(attention: AttentionSettings, heads: Sequence[Head], max_length: int) -> None:
+def _check_biases(
+    attention: AttentionSettings, heads: Sequence[Head], max_length: int, *, causal: bool
+) -> None:
     is_pre_softmax = attention.mask_operator == "pre_softmax"
     single = next((head for head in heads if head.is_single_key), None)
     if is_pre_softmax and single is not None and attention.biases:
@@ -126,7 +136,12 @@ def _check_biases(attention: AttentionSettings, heads: Sequence[Head], max_lengt
             f"biases: {attention.biases[0].kind} does nothing on the pre-softmax head {single}, "
             "which has one key"
         )
+    widths = sorted(bias.width for bias in attention.biases if isinstance(bias, kinds.Window))
+    if len(widths) > 1:
+        raise UserError(f"biases: window {widths[1]} does nothing beside window {widths[0]}")
     for bias in attention.biases:
+        if isinstance(bias, kinds.T5Bias):
+            bias.check(causal=causal)
         if not isinstance(bias, kinds.Window):
             continue
         if bias.width >= max_length:

@@ -9,6 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from ala_encoder.errors import UserError
 from ala_encoder.settings.base import PositiveFloat, PositiveInt, Section
 
+Exponent = Annotated[float, Field(ge=-32, le=64)]
+"""h of a slope 2^-h: beyond, float32 would have no such slope beside a score."""
+
 
 class DistBias(Section):
     """−alpha_h |i − j| (Adaptive Locality Attention), alpha = softplus(raw) per head and layer."""
@@ -61,9 +64,9 @@ class Alibi(Section):
     slopes: Literal["8n/H", "press", "equal"] = "8n/H"
     """8n/H: h = 8n/H, n = 1 … H; press: for H no power of two, the list of Press et al.; equal: one
     h for every head (Chi et al. 2023)."""
-    shift: float = 0.0
+    shift: Exponent = 0.0
     """Added to every h (Chi et al. 2023: −3 … 8)."""
-    equal: float | None = None
+    equal: Exponent | None = None
     """The h of `slopes: equal`."""
 
     @model_validator(mode="after")
@@ -124,6 +127,15 @@ class T5Bias(Section):
     num_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
     max_distance: PositiveInt = 128
     """Distances from here on share the last bucket."""
+
+    def check(self, *, causal: bool) -> None:
+        """Raise UserError when no distance is left for the logarithmic buckets."""
+        exact = self.num_buckets // (2 if causal else 4)
+        if self.max_distance <= exact:
+            raise UserError(
+                f"max_distance = {self.max_distance}: distances below {exact} have buckets of "
+                f"their own with {self.num_buckets} buckets, so it must be above {exact}"
+            )
 
     def num_parameters(self, dim: int, num_heads: int) -> int:
         return self.num_buckets * num_heads

@@ -22,10 +22,11 @@ from ala_encoder.settings.loader import check
 from ala_encoder.settings.model import EncoderModel, ModelSettings
 from ala_encoder.settings.optim import OptimSettings
 from ala_encoder.settings.parallel import TranslationData
+from ala_encoder.settings.search import SearchSettings
 from ala_encoder.settings.task import RowSource, TaskSettings
 from ala_encoder.settings.tokenizer import TokenizerSettings
 from ala_encoder.settings.tracking import TrackingSettings
-from ala_encoder.settings.train import TrainSettings
+from ala_encoder.settings.train import Rhythm, TokenTrainSettings, TrainSettings
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", max_length=100)]
 
@@ -93,6 +94,11 @@ def find_export(path: Path) -> Path:
     )
 
 
+def _kind_of_batch(train: Any) -> str:
+    names = train if isinstance(train, dict) else getattr(type(train), "model_fields", ())
+    return "tokens" if "batch_tokens" in names else "examples"
+
+
 class Architecture(Section):
     """What is needed to count a model, of any family; read by `params` out of any training config.
 
@@ -112,10 +118,19 @@ class Architecture(Section):
     name: Name | None = None
     data: dict[str, Any] | None = None
     optim: OptimSettings | None = None
-    train: TrainSettings | None = None
+    train: (
+        Annotated[
+            Annotated[TrainSettings, Tag("examples")]
+            | Annotated[TokenTrainSettings, Tag("tokens")],
+            Discriminator(_kind_of_batch),
+        ]
+        | None
+    ) = None
     engine: EngineSettings | None = None
     deepspeed: dict[str, Any] | str | None = None
     tracking: TrackingSettings | None = None
+    init: Path | None = None
+    search: SearchSettings | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Architecture:
@@ -151,7 +166,7 @@ class TrainingRun(Section):
     name: Name | None = None
     """Name of the run and its folder; none: variant-task-seed."""
     optim: OptimSettings = OptimSettings()
-    train: TrainSettings
+    train: Rhythm
     engine: EngineSettings = EngineSettings()
     deepspeed: dict[str, Any] | str | None = None
     """Any further DeepSpeed keys, or the path of a DeepSpeed JSON file."""
@@ -192,6 +207,7 @@ class PretrainRun(TrainingRun):
     encoder: AttentionSettings = AttentionSettings()
     tokenizer: TokenizerSettings
     data: CorpusSettings
+    train: TrainSettings
 
     @model_validator(mode="after")
     def _fits(self) -> PretrainRun:
@@ -220,6 +236,7 @@ class FinetuneRun(TrainingRun):
     encoder: AttentionSettings | None = None
     tokenizer: TokenizerSettings | None = None
     data: TaskSettings
+    train: TrainSettings
 
     @model_validator(mode="after")
     def _trainable(self) -> FinetuneRun:
@@ -260,6 +277,9 @@ class EvaluateRun(RowSource):
     path: Path | None = None
     """Other data than the export was made with: a prepared corpus, or a folder of tables."""
     batch_size: Annotated[int, Field(ge=1)] = 64
+    prune: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Of a language model, in place of the export's `encoder.prune`: what a query's attention
+    weights may lose in sum; what that changes at most becomes part of the scores."""
     output: Path | None = None
     """Folder of SPLIT.json and predictions; none: eval/ beside the export, or for other data
     eval-DATA-XXXXXXXX/ with a digest of the data's settings, so that no scores replace others."""

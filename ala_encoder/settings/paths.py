@@ -5,7 +5,7 @@ beats another. All are equal in value and gradient to `dense`. Not for: the arit
 
 - dense: everything, in the open; holds maps of size T x T.
 - sdpa: PyTorch's fused kernel; nothing T x T unless there is a bias.
-- slope: biases −a_i |i − j| on the fused kernel, nothing T x T.
+- slope: biases −a_i |i − j|, nothing T x T; on a CPU, and causal ones elsewhere.
 - banded: local masks and narrow windows, nothing T x T.
 - flex: FlexAttention, any bias, nothing T x T; CUDA, and only when asked for by name: its training
   has not run on a GPU yet.
@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 from ala_encoder.errors import UserError
 from ala_encoder.heads import Head
 
 Path = Literal["dense", "sdpa", "slope", "banded", "flex"]
-PATHS: tuple[Path, ...] = ("dense", "sdpa", "slope", "banded", "flex")
+Asked = Literal["auto", "dense", "sdpa", "slope", "banded", "flex"]
+PATHS: tuple[Path, ...] = get_args(Path)
 
 # Crossovers on a CPU (benchmarks/attention.md), in tokens: `auto` takes a path from there on.
 SDPA_FROM, SDPA_CAUSAL_FROM = 128, 0
@@ -35,9 +36,11 @@ BANDED_FROM, BANDED_PER_OFFSET = 96, 2
 """`banded` before the softmax: so many, and so many more for each offset that a head sees."""
 BANDED_POST_FROM = 384
 """`banded` after the softmax, which needs the log-sum-exp over all keys as well."""
+PRUNE_FROM = 1024
+"""Tokens from which `prune` leaves keys out of `slope`: in less there is little to gain."""
 COMPILED_FROM_STEPS = 2_000
-"""Optimizer steps from which `compile: auto` compiles `banded` before the softmax: it takes about 15
-seconds, once for all lengths, and then saves some milliseconds a layer and step."""
+"""Optimizer steps from which `compile: auto` compiles `banded` before the softmax: it takes about
+15 seconds, once for all lengths, and then saves some milliseconds a layer and step."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def refusal(path: Path, head: Head, case: Case) -> str | None:
     if path == "dense":
         return None
     if case.dropout:
-        return "attention dropout takes it off the fused kernel on a CPU"
+        return "attention dropout is computed in the open"
     if head.is_local and not case.is_pre_softmax and path != "banded":
         return f"it never holds the weights that a post-softmax mask ({head}) multiplies"
     if path in ("slope", "banded", "flex") and case.cross:
@@ -212,6 +215,27 @@ def check_path(asked: str, heads: Sequence[Head], case: Case) -> None:
             can = [p for p in PATHS if not any(refusal(p, head, case) for head in heads)]
             allowed = ", ".join(["auto", *can])
             raise UserError(f"path = {asked!r}: {reason}; allowed here: {allowed}")
+
+
+def check_prune(asked: str, heads: Sequence[Head], case: Case) -> None:
+    """Raise UserError when no head can leave keys out."""
+    reasons = [refusal("slope", head, case) for head in heads]
+    reason = f"path = {asked!r} computes all"
+    if asked in ("auto", "slope"):
+        if not all(reasons):
+            return
+        reason = str(reasons[0])
+    raise UserError(f"prune: leaves keys out on the path slope alone; {reason}")
+
+
+def is_compiled(heads: Sequence[Head], case: Case, asked: str) -> bool:
+    """Tell whether `banded` ever computes a head before the softmax, which can be compiled."""
+    return any(
+        part.has_scores
+        and part.ladder[-1][1] == "banded"
+        and (case.is_pre_softmax or not heads[part.heads[0]].is_local)
+        for part in plan(heads, case, asked)
+    )
 
 
 def describe(parts: Sequence[Part], case: Case) -> str:
