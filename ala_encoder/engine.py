@@ -34,6 +34,7 @@ from ala_encoder import optim, ranks
 from ala_encoder.batches import model_inputs
 from ala_encoder.blocks import checkpoint_activations
 from ala_encoder.errors import RunStopped, UserError, reason
+from ala_encoder.memory import keep_freed_memory
 from ala_encoder.settings.engine import EngineSettings
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.train import BatchSplit
@@ -66,6 +67,8 @@ class Engine:
         self.config = deepspeed_config(run, split, ranks.world_size(), self.precision)
         self._is_plain = run.engine.zero_stage == 0 and self.precision == "float32"
         self._device = device()
+        if self._device.type == "cpu":
+            keep_freed_memory()
         try:
             deepspeed.DeepSpeedConfig(copy.deepcopy(self.config))
         except ValidationError as error:

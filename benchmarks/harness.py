@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ala_encoder.memory import keep_freed_memory
+
 K = TypeVar("K")
 ROUNDS = 7
 _PACKAGES = ("torch", "numpy", "transformers", "ala-encoder")
@@ -46,6 +48,7 @@ def interleaved(
     functions: Mapping[K, Callable[[], object]], *, rounds: int = ROUNDS, warm_up: int = 1
 ) -> dict[K, Times]:
     """Run every function once a round, in turn; the first `warm_up` rounds do not count."""
+    keep_freed_memory()  # as a training does
     taken: dict[K, list[float]] = {name: [] for name in functions}
     for number in range(warm_up + rounds):
         for name, function in functions.items():

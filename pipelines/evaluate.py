@@ -1,4 +1,4 @@
-"""Score an export: the loss of a language model on held-out text, or a classifier's metrics.
+"""Score an export: a language model's loss, a classifier's metrics, a translation model's BLEU.
 
 One process:   python -m pipelines.evaluate RUN_OR_EXPORT [split=test] [path=DATA] [task=ax]
 Pruned (ours): python -m pipelines.evaluate RUN_OR_EXPORT prune=1e-4
@@ -21,8 +21,8 @@ from ala_encoder.settings.experiment import EvaluateRun, find_export
 from ala_encoder.settings.task import TaskSettings
 
 if TYPE_CHECKING:
-    from ala_encoder.evaluation import Forward
-    from ala_encoder.export import Export
+    from ala_encoder.evaluation import Forward, Plain
+    from ala_encoder.export import Export, TranslationExport
 
 _TEXT_SPLITS = ("valid", "train")
 
@@ -34,7 +34,7 @@ class _Data(NamedTuple):
     splits: tuple[str, ...]
     folder: Path
     """Where SPLIT.json goes."""
-    scores: Callable[[Forward, str], dict[str, float | None]]
+    scores: Callable[[Plain, str], dict[str, float | None]]
     """Scores a split, and writes into the folder."""
 
 
@@ -44,14 +44,21 @@ def main(settings: EvaluateRun, as_json: bool) -> None:
 
     from ala_encoder import engine, evaluation, export, metrics, ranks
     from ala_encoder.files import read_json
+    from ala_encoder.memory import keep_freed_memory
 
-    exported = export.read(settings.export)
-    is_classifier = exported.card.kind == "classifier"
+    keep_freed_memory()
+    exported = export.read_any(settings.export)
+    kind = exported.card.kind
     if settings.prune is not None:
-        if is_classifier:
-            raise UserError("prune: is measured on a language model, this is a classifier")
+        if not isinstance(exported, export.Export) or kind != "masked_lm":
+            raise UserError(f"prune: is measured on a language model, this is a {kind}")
         exported = exported.pruned(settings.prune)
-    data = (_labelled if is_classifier else _text)(exported, settings)
+    if settings.search is not None and kind != "seq2seq":
+        raise UserError(f"search: is for translation models, this is a {kind}")
+    if isinstance(exported, export.TranslationExport):
+        data = _pairs(exported, settings)
+    else:
+        data = (_labelled if kind == "classifier" else _text)(exported, settings)
     engine.start()
     scores: dict[str, float | None] = {}
     try:
@@ -88,7 +95,11 @@ def _shown(name: str, value: float | None) -> str:
 
 
 def _folder(
-    exported: Export, settings: EvaluateRun, name: str, data: dict[str, Any], own: dict[str, Any]
+    exported: Export | TranslationExport,
+    settings: EvaluateRun,
+    name: str,
+    data: dict[str, Any],
+    own: dict[str, Any],
 ) -> Path:
     """Return where scores on `data`, called `name`, go: no other data's are replaced there."""
     folder = "eval"
@@ -140,6 +151,41 @@ def _text(exported: Export, settings: EvaluateRun) -> _Data:
         return found
 
     return _Data(manifest.name, (split,), folder, scores)
+
+
+def _pairs(exported: TranslationExport, settings: EvaluateRun) -> _Data:
+    """Open the held-out pairs of a translation model, and their text."""
+    from ala_encoder import parallel_corpus, parallel_manifests, ranks, translation
+
+    card = exported.card
+    for name in ("task", "files", "dataset", "config", "revision"):
+        if getattr(settings, name):
+            raise UserError(f"{name}: does nothing for a seq2seq, which is scored on `path`")
+    path = settings.path or card.data.path
+    search = settings.search or card.search
+    manifest = parallel_manifests.read(path)
+    data = manifest.data.model_copy(update={"path": path})
+    if data.languages != card.data.languages:
+        have, want = ("-".join(one.languages) for one in (data, card.data))
+        raise UserError(f"path = {path}: holds {have}, {card.run_name} translates {want}")
+    pairs = parallel_corpus.open_pairs(path, manifest, exported.tokenizer, verify=ranks.is_main())
+    splits = translation.held_out(data, pairs, exported.tokenizer, card.model.max_length)
+    if settings.split is not None and settings.split not in splits:
+        allowed, hint = ", ".join(splits), nearest(settings.split, splits)
+        raise UserError(f"split = {shown(settings.split)}: there are {allowed}{hint}")
+    used, own = (
+        {"path": str(one.resolve()), "search": how.model_dump(mode="json")}
+        for one, how in ((path, search), (card.data.path, card.search))
+    )
+    task, name = "-".join(data.languages), f"{path.name} {'-'.join(data.languages)}"
+    scoring = translation.Scoring(splits, search, search.batch_tokens, task, name)
+    folder = _folder(exported, settings, name, used, own)
+
+    def scores(model: Plain, split: str) -> dict[str, float | None]:
+        return scoring.scores(model, split, folder)
+
+    chosen = tuple(splits) if settings.split is None else (settings.split,)
+    return _Data(name, chosen, folder, scores)
 
 
 def _labelled(exported: Export, settings: EvaluateRun) -> _Data:
