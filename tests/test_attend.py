@@ -310,10 +310,43 @@ def test_documents_taken_for_padding_would_be_noticed(monkeypatch: pytest.Monkey
         assert_same(Drawn("full", 65, len(rows), torch.float32).results("sdpa", rows, False), exact)
 
 
+@pytest.mark.parametrize("width", [24, 64, 96, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("steep", [0.05, 1.0])
+def test_any_head_width_and_steepness_is_exact(width: int, causal: bool, steep: float) -> None:
+    """A matrix product adds up in another order for every width: nothing may depend on it."""
+    rows = torch.ones(1, 648, dtype=torch.long)
+    rows[:, 400:], rows[:, 630:] = 3, 0
+    leaves = [torch.randn(1, 1, 648, width) for _ in range(3)] + [steep * torch.rand(1, 1, 648)]
+    incoming = torch.randn(1, 1, 648, width)
+
+    def run(path: str, dtype: torch.dtype) -> list[Tensor]:
+        given = [x.to(dtype).requires_grad_() for x in leaves]
+        out = attend(*given[:3], slopes=given[3], causal=causal, segments=rows, path=path)
+        return [out.detach(), *torch.autograd.grad(out, given, incoming.to(dtype))]
+
+    assert_same(run("slope", torch.float32), run("dense", torch.float64))
+
+
+@pytest.mark.parametrize("width", [24, 96, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_documents_are_exact_at_any_head_width(width: int, causal: bool) -> None:
+    rows = torch.ones(1, 100, dtype=torch.long)
+    rows[:, 40:], rows[:, 70:], rows[:, 90:] = 6, 1000, 0
+    leaves = [torch.randn(1, 1, 100, width) for _ in range(3)]
+
+    def run(path: str, dtype: torch.dtype) -> list[Tensor]:
+        given = [x.to(dtype).requires_grad_() for x in leaves]
+        out = attend(*given, causal=causal, segments=rows, path=path)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), given)]
+
+    assert_same(run("sdpa", torch.float32), run("dense", torch.float64))
+
+
 @pytest.mark.parametrize(
     "broken",
     [
-        lambda far: replace(far, sides=(far.sides[1], far.sides[1])),  # far keys ahead: a rise
+        lambda far: replace(far, sides={1: far.sides[1], 0: far.sides[1]}),  # ahead: a rise
         lambda far: replace(far, blocks=4),  # the smallest squares are left out
         lambda far: replace(far, error=torch.zeros_like(far.error)),
     ],

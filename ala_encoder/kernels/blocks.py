@@ -1,11 +1,12 @@
 """A distance bias without a T x T map: keys near a query in the open, far ones on a fused kernel.
 
-For: long texts on the `slope` path where a token sees both ways, on a CPU.
+For: long texts on the `slope` path on a CPU, where a token sees both ways or slopes are steep.
 
 - near: the text is cut into blocks; each with itself, scores in the open (`tiles`).
 - far: all other pairs, as squares. On level 0 the text is two blocks, on level 1 four, …; every
-  second block sees the one before it and every first the one after it. Within a square the bias is
-  linear in j, so columns of q and k carry it (`features`) through PyTorch's fused kernel.
+  second block sees the one before it and, unless causal, every first the one after it. Within a
+  square the bias is linear in j, so columns of q and k carry it (`features`) through PyTorch's
+  fused kernel.
 
 All are merged by their log-sum-exps. In the backward pass each runs with the *merged* output and
 log-sum-exp: its weights are exp(s − lse), so they come out normalised over all keys.
@@ -21,19 +22,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ala_encoder.kernels.features import document_columns, slope_columns, slope_error, widen
+from ala_encoder.kernels.features import TILE, document_columns, slope_columns, slope_error, widen
 from ala_encoder.kernels.tiles import Tiles
 
 _BLOCK = 256
 """Tokens of a block at most."""
-_WHOLE = 4
+_WHOLE = TILE
 """A block has whole groups of so many rows: shorter tails lose digits in the fused kernel."""
 
 
 def near_and_far(
-    q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, segments: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, segments: Tensor | None, *, causal: bool
 ) -> Tensor:
-    """Compute softmax(q_i·k_j/sqrt(d) − slopes_i |i − j|) v.
+    """Compute softmax(q_i·k_j/sqrt(d) − slopes_i |i − j|) v; `causal` hides j > i.
 
     q, k, v: [B, H, T, d]; slopes: float32 [B, H, T]; segments: int [B, T] from `numbered`, equal
     numbers see each other, so that 0, padding, sees padding. Returns [B, H, T, d].
@@ -47,7 +48,7 @@ def near_and_far(
         segments, slopes = F.pad(segments, (0, more)), F.pad(slopes, (0, more))
         q, k, v = (F.pad(x, (0, 0, 0, more)) for x in (q, k, v))
     mixed: Tensor = _NearAndFar.apply(  # type: ignore[no-untyped-call]
-        *_with_columns(q, k, v, slopes, segments), slopes, segments, blocks, q.shape[-1]
+        *_with_columns(q, k, v, slopes, segments), slopes, segments, blocks, q.shape[-1], causal
     )
     return mixed[:, :, :length, -v.shape[-1] :]
 
@@ -70,7 +71,7 @@ def _with_columns(
 class _NearAndFar(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        q, k, v, slopes, segments, ctx.blocks, ctx.width = given
+        q, k, v, slopes, segments, ctx.blocks, ctx.width, ctx.causal = given
         near, far = _cut(ctx, q, k, v, slopes, segments)
         out = torch.empty_like(v)
         lse = v.new_empty(v.shape[:3])
@@ -96,7 +97,7 @@ class _NearAndFar(torch.autograd.Function):
         dq, dk, dv, da = (torch.zeros_like(x) for x in (q, k, v, lse))
         _near_backward(near, grad, out, lse, (dq, dk, dv, da))
         far.add_gradients(grad, out, lse, (dq, dk, dv, da))
-        return dq, dk, dv, da.to(slopes.dtype), None, None, None
+        return dq, dk, dv, da.to(slopes.dtype), None, None, None, None
 
 
 def _cut(
@@ -104,10 +105,13 @@ def _cut(
 ) -> tuple[Tiles, _Squares]:
     size, columns = q.shape[2] // ctx.blocks, q.shape[-1] - ctx.width
     scale = ctx.width**-0.5
-    near = Tiles.of(q[..., columns:], k[..., columns:], v, slopes, segments, size, scale=scale)
-    ahead = q.clone()
-    ahead[..., columns - 2 : columns].neg_()
-    return near, _Squares((ahead, q), k, v, slope_error(slopes, scale), ctx.blocks, columns, scale)
+    own = (q[..., columns:], k[..., columns:], v, slopes, segments)
+    near = Tiles.of(*own, size, scale=scale, causal=ctx.causal)
+    sides = {1: q}
+    if not ctx.causal:
+        sides[0] = q.clone()
+        sides[0][..., columns - 2 : columns].neg_()
+    return near, _Squares(sides, k, v, slope_error(slopes, scale), ctx.blocks, columns, scale)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -174,8 +178,9 @@ class _Place:
 class _Squares:
     """All pairs of blocks, with columns in front of q, k and v."""
 
-    sides: tuple[Tensor, Tensor]
-    """q for looking ahead, where the slope's columns have the other sign, and back."""
+    sides: dict[int, Tensor]
+    """q by the side of the queries: 1 looks back, 0 ahead, where the slope's columns have the other
+    sign; that one is missing where attention is causal."""
     k: Tensor
     v: Tensor
     error: Tensor
@@ -187,8 +192,8 @@ class _Squares:
     def places(self) -> Iterator[_Place]:
         """Yield where the queries are; their keys are at the other place."""
         for level in range(self.blocks.bit_length() - 1):
-            yield _Place(level, 1)
-            yield _Place(level, 0)
+            for side in self.sides:
+                yield _Place(level, side)
 
     def __iter__(self) -> Iterator[tuple[_Place, Tensor, Tensor]]:
         """Yield the place of the queries, their outputs and their log-sum-exps."""

@@ -1,14 +1,15 @@
 """Columns in front of q and k that carry a linear bias or documents into any fused kernel.
 
 For: telling a kernel what it would otherwise need a T x T mask for. A score is a dot product, so
-any u_i · w_j can be had from further columns. They stand **in front**, and lengths are padded to
-whole tiles: a kernel then adds up the large terms of a row, which cancel, before anything small
-(a tail of one or two rows goes through another routine, and lost up to 3e-4 here).
+any u_i · w_j can be had from further columns.
 
-- A causal distance bias −a_i (i − j) is linear in j: u_i = [−a_i i, a_i], w_j = [1, j].
-- Documents: −c (s_i − s_j)² is 0 within a document and out of reach of exp elsewhere:
-  u_i = c [−s_i², 2 s_i, −1], w_j = [1, s_j, s_j²]. With c a power of two and s a small whole number
-  every partial sum is exact, so nothing at all is added within a document.
+- A causal distance bias −a_i (i − j) is linear in j: u_i = [−a_i i, a_i], w_j = [1, j]. The two
+  large terms cancel, so these columns stand **in front**, and lengths are padded to whole tiles: a
+  kernel then adds them up before anything small (a tail of a few rows goes through another routine,
+  and lost up to 6e-4 here).
+- Documents: for each bit b of a document's number u_i = −c [b_i, 1 − b_i], w_j = [1 − b_j, b_j].
+  Every product is 0 within a document, whatever the order of a sum, and the sum is out of reach of
+  exp elsewhere.
 """
 
 from __future__ import annotations
@@ -19,13 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ala_encoder.errors import UserError
-
 TILE = 16
 _APART = 2.0**12
 """c above: at a head width of 256 keys of other documents still stand 256 below."""
-_MAX_DOCUMENT = 2048
-"""s above: beyond it the sums were no longer exact in float32."""
+_LARGEST = 2048
+"""Numbers up to which documents keep them; larger ones would take more columns than are needed."""
 
 
 def slope_columns(slopes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -49,17 +48,14 @@ def slope_error(slopes: Tensor, scale: float) -> Tensor:
 
 
 def numbered(segments: Tensor) -> Tensor:
-    """Return segments with numbers small enough for exact sums; equal stays equal, 0 stays 0."""
-    if int(segments.max()) <= _MAX_DOCUMENT:
+    """Return segments with small numbers; within a row equal stays equal, and 0 stays 0."""
+    if segments.numel() == 0 or int(segments.max()) <= _LARGEST:
         return segments
     values, order = segments.sort(1)
     steps = torch.zeros_like(values)
     steps[:, 0] = values[:, 0] > 0
     steps[:, 1:] = values[:, 1:] != values[:, :-1]
-    numbers = torch.empty_like(steps).scatter_(1, order, steps.cumsum(1))
-    if int(numbers.max()) > _MAX_DOCUMENT:
-        raise UserError(f"segments: {int(numbers.max())} documents in a row, at most 2,048 fit")
-    return numbers
+    return torch.empty_like(steps).scatter_(1, order, steps.cumsum(1))
 
 
 def filled(segments: Tensor) -> Tensor:
@@ -67,15 +63,17 @@ def filled(segments: Tensor) -> Tensor:
     return F.pad(segments, (0, -segments.shape[1] % TILE))
 
 
-def document_columns(segments: Tensor) -> tuple[Tensor, Tensor]:
-    """Return columns that keep documents (and padding) apart: segments int [B, T] → [B, 1, T, 3].
+def document_columns(segments: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return columns that keep documents and padding apart: q's [B, 1, Q, n], k's [B, 1, K, n].
 
-    `segments` come from `numbered`. Not divided by the scale: c leaves room for it.
+    segments: int [B, Q] from `numbered`; keys: int [B, K], None: the same. n is twice the bits of the
+    largest number. Not divided by the scale: c leaves room for it.
     """
-    s = segments.float()[:, None]
-    ones = torch.ones_like(s)
-    q = _APART * torch.stack([-s * s, 2 * s, -ones], -1)
-    return q, torch.stack([ones, s, s * s], -1)
+    keys = segments if keys is None else keys
+    largest = max((int(x.max()) for x in (segments, keys) if x.numel()), default=0)
+    places = torch.arange(max(1, largest.bit_length()), device=segments.device)
+    q, k = (((x[:, None, :, None] >> places) & 1).float() for x in (segments, keys))
+    return -_APART * torch.cat([q, 1 - q], -1), torch.cat([1 - k, k], -1)
 
 
 def widen(x: Tensor, columns: Sequence[Tensor]) -> Tensor:

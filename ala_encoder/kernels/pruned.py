@@ -15,6 +15,7 @@ merged by their log-sum-exps. Where windows would save little, `slope` does it a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,6 +37,8 @@ _CALL = 2**16
 """Time of a call beside its pairs."""
 _ROW = 128
 """Time of preparing one query and one key."""
+_LENGTHS = 2
+"""Distances of log(1 / prune) / a_i in a text from which pruning is thought of at all."""
 _WORTH = 0.9
 """Part of the time of all pairs from which `slope` does them all."""
 
@@ -101,13 +104,13 @@ def pruned(
     segments = None if segments is None else numbered(segments)
     sides = sides_of(segments, q.shape[2], causal=causal)
     share = prune / len(sides)
-    plans = _plans(q, k, slopes, segments, sides, share)
+    tiles = _tiles(q, k, slopes, segments, sides, share)
     work = None
-    if sum(plan.time for plan in plans) > _WORTH * sum(plan.whole for plan in plans):
+    if tiles is None:
         mixed = slope(q, k, v, slopes, causal=causal, segments=segments)
     else:
         work = Work.of(q, k, v, slopes, segments, sides)
-        work.compute([plan.tiles for plan in plans], share)
+        work.compute(tiles, share)
         mixed = work.mixed(v.shape[-1])
         if segments is not None:
             mixed = mixed.masked_fill((segments == 0)[:, None, :, None], 0.0)
@@ -133,16 +136,22 @@ class _Plan:
     whole: float
 
 
-def _plans(
+def _tiles(
     q: Tensor,
     k: Tensor,
     slopes: Tensor,
     segments: Tensor | None,
     sides: Sequence[Side],
     share: float,
-) -> list[_Plan]:
-    """Choose the windows of each side by what a sample of the tokens seems to need."""
+) -> list[list[int]] | None:
+    """Choose windows by side and head, from what a sample of the tokens seems to need.
+
+    None: too little would be saved.
+    """
+    length = q.shape[2]
     q, k, slopes = (x[:, :, ::_SAMPLE] for x in (q, k, slopes))
+    if float(slopes.mean((0, 2)).max()) * length < _LENGTHS * -math.log(share):
+        return None
     sample = [Side(s.places[::_SAMPLE], s.begin[..., ::_SAMPLE], s.ahead) for s in sides]
     centre, away = reach.mean_key(k, None if segments is None else segments[:, ::_SAMPLE] > 0)
     decays = [
@@ -151,10 +160,10 @@ def _plans(
     ]
     known = torch.stack(decays).logsumexp(0) + reach.typical(q, centre, away)
     ratio = (reach.highest(q, centre, away) - known).double()
-    return [
-        _plan(side, side.needed(ratio, slopes, share), int(whole.places.max()) + 1)
-        for side, whole in zip(sample, sides, strict=True)
-    ]
+    plans = [_plan(side, side.needed(ratio, slopes, share), length - side.ahead) for side in sample]
+    if sum(plan.time for plan in plans) > _WORTH * sum(plan.whole for plan in plans):
+        return None
+    return [plan.tiles for plan in plans]
 
 
 def _plan(side: Side, start: Tensor, length: int) -> _Plan:

@@ -142,7 +142,7 @@ class Visibility:
         assert self.segments is not None and self.keys is not None
         both = numbered(torch.cat([self.segments, self.keys], 1))
         queries, keys = both.tensor_split([self.segments.shape[1]], 1)
-        return document_columns(filled(queries))[0], document_columns(filled(keys))[1]
+        return document_columns(filled(queries), filled(keys))
 
     def _once(self, name: str, make: Callable[..., Any], *given: object) -> Any:
         if name not in self._known:

@@ -107,8 +107,9 @@ class Half:
                 numbers = segments[:, :-1].flip(1), segments[:, 1:].flip(1)
         columns_q, columns_k = ([x] for x in slope_columns(slopes, scale))
         if numbers is not None:
-            columns_q.insert(0, document_columns(numbers[0])[0])
-            columns_k.insert(0, document_columns(numbers[1])[1])
+            documents_q, documents_k = document_columns(*numbers)
+            columns_q.insert(0, documents_q)
+            columns_k.insert(0, documents_k)
         wide_q, wide_k = widen(q, columns_q), widen(k, columns_k)
         more = -q.shape[2] % TILE
         if more:
