@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ala_encoder
 from ala_encoder import kernels
-from ala_encoder.functional import attend
 from ala_encoder.errors import UserError
+from ala_encoder.functional import attend
 from ala_encoder.heads import parse_head
 from ala_encoder.kernels import blocks, features, lse, shifted
 from ala_encoder.kernels.visibility import Visibility

@@ -17,7 +17,7 @@ from ala_encoder import biases, kernels
 from ala_encoder.attention import Attention, QKBank, compile_long_runs
 from ala_encoder.errors import UserError
 from ala_encoder.heads import HeadTable, parse_head
-from ala_encoder.kernels import Scoring, Visibility, shifted
+from ala_encoder.kernels import Visibility, shifted
 from ala_encoder.settings import paths
 from ala_encoder.settings.attention import AttentionSettings, head_table
 

@@ -64,10 +64,10 @@ def filled(segments: Tensor) -> Tensor:
 
 
 def document_columns(segments: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return columns that keep documents and padding apart: q's [B, 1, Q, n], k's [B, 1, K, n].
+    """Return columns that keep documents apart: [B, 1, Q, n] of q, [B, 1, K, n] of k.
 
-    segments: int [B, Q] from `numbered`; keys: int [B, K], None: the same. n is twice the bits of the
-    largest number. Not divided by the scale: c leaves room for it.
+    segments: int [B, Q] from `numbered`; keys: int [B, K], None: the same. n is twice the bits of
+    the largest number. Not divided by the scale: c leaves room for it.
     """
     keys = segments if keys is None else keys
     largest = max((int(x.max()) for x in (segments, keys) if x.numel()), default=0)
