@@ -26,7 +26,7 @@ from ala_encoder.settings.model import Transformer
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
+    "relu": partial(F.relu, inplace=True),
     "silu": F.silu,
 }
 
@@ -206,10 +206,10 @@ class Stack(nn.Module):
             cache.advance(segments, x.shape[1])
         return x if self.norm is None else self.norm(x)
 
-    def cache(self, width: int = 1) -> Cache:
-        """Return an empty cache for texts, or for `width` hypotheses of each."""
+    def cache(self, *, beam: bool = False) -> Cache:
+        """Return an empty cache: of a text a row, or with `beam` of several hypotheses a row."""
         assert self.causal
-        return Cache(len(self.layers), width)
+        return Cache(len(self.layers), beam=beam)
 
     def _own(self, x: Tensor, segments: Tensor | None, cache: Cache | None) -> Context:
         rotation = None

@@ -66,14 +66,14 @@ def _kept(room: Tensor, order: Tensor, moved: Tensor, length: int) -> Tensor:
 
 
 class Cache:
-    """What a stack has read: a text a row, or `width` hypotheses of equal length a row.
+    """What a stack has read: a text a row, or with `beam` several hypotheses a row.
 
-    With one, a row of input is the next tokens of its text, [B, Q]; with several it is the next
-    token of each hypothesis, [B, width], and they all stand at one place.
+    A row of input is the next tokens of a text, [B, Q]; or it is the next token of each hypothesis,
+    at least one, and all stand at one place.
     """
 
-    def __init__(self, num_layers: int, width: int = 1) -> None:
-        self.width = width
+    def __init__(self, num_layers: int, *, beam: bool = False) -> None:
+        self.beam = beam
         self.length = 0
         """Tokens read, of each text or hypothesis."""
         self.own = [KeyValues() for _ in range(num_layers)]
@@ -81,12 +81,14 @@ class Cache:
         """Of the memory, filled by the first step."""
         self._segments: Tensor | None = None
         self._memory_segments: Tensor | None = None
+        self._widths: list[int] = []
+        """Hypotheses of each step, which are its keys."""
         self._seen: Tensor | None = None
-        """bool [B, width, keys], the next tokens' own keys included."""
+        """bool [B, hypotheses, keys], the next tokens' own keys included."""
 
     def steps(self, queries: int) -> int:
         """Return by how many tokens a text grows when so many are put in."""
-        return queries if self.width == 1 else 1
+        return 1 if self.beam else queries
 
     def places(self, segments: Tensor | None, queries: int, device: torch.device) -> Tensor:
         """Return where the next tokens stand in their documents: int [B or 1, queries or 1]."""
@@ -95,13 +97,14 @@ class Cache:
 
     def visibility(self, segments: Tensor | None, x: Tensor) -> Visibility:
         """Return what the next tokens, x [B, Q, dim], see of all so far and of one another."""
-        batch, queries, _ = x.shape
+        queries = x.shape[1]
         keys = torch.arange(self.length + self.steps(queries), device=x.device)
-        if self.width > 1:
-            assert segments is None and queries == self.width
+        if self.beam:
+            assert segments is None
             if self._seen is None:
-                self._seen = _each_itself(batch, self.width, x.device)
-            offset = keys.repeat_interleave(self.width) - self.length
+                self._seen = _each_itself(len(x), queries, x.device)
+            widths = torch.tensor([*self._widths, queries], device=x.device)
+            offset = keys.repeat_interleave(widths) - self.length - 1
             return Visibility.of_step(offset[None], self._seen[:, None])
         if self.length == 0:
             return Visibility.of(segments, causal=True)
@@ -130,15 +133,16 @@ class Cache:
     def advance(self, segments: Tensor | None, queries: int) -> None:
         """Count tokens that every layer has read."""
         self._segments = self._with(segments)
+        self._widths.append(queries)
         self.length += self.steps(queries)
 
     def follow(self, parents: Tensor) -> None:
-        """Let hypothesis b go on from `parents[:, b]`, int [B, width], with its next token."""
+        """Let each next hypothesis go on from one of those before: int [B, hypotheses]."""
         if self._seen is None:
             return
-        seen = self._seen.gather(1, parents[..., None].expand_as(self._seen))
-        own = _each_itself(len(seen), self.width, seen.device)
-        self._seen = torch.cat([seen, own], 2)
+        seen = self._seen.gather(1, parents[..., None].expand(-1, -1, self._seen.shape[2]))
+        itself = _each_itself(len(parents), parents.shape[1], seen.device)
+        self._seen = torch.cat([seen, itself], 2)
 
     def keep(self, order: Tensor) -> None:
         """Keep the rows `order`, int [B'], in that order; a row that stays in place costs nothing.

@@ -14,7 +14,7 @@ another shape adds up in another order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ from ala_encoder.settings.search import SearchSettings
 
 _LOGITS = 2**22
 """Logits at once: 16 MiB, which an allocator hands out again; more it would map anew each time."""
+_ENCODED = 2048
+"""Most source tokens that are encoded at once, padding counted."""
 _BLOCK = 64
 """Logits of a block in `largest`."""
 
@@ -79,28 +81,40 @@ def translate(
         for source in sources
     ]
     found = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
-    todo = [n for n, source in enumerate(read) if any(token != eos for token in source)]
-    todo.sort(key=lambda n: -len(read[n]))  # what needs most memory comes first
     device = next(model.parameters()).device
-    while todo:
-        width = len(read[todo[0]])
-        rows = max(1, settings.batch_tokens // width)
-        batch, todo = todo[:rows], todo[rows:]
-        ids = torch.tensor([[*read[n], *[pad] * (width - len(read[n]))] for n in batch])
-        lengths = torch.tensor([[len(read[n])] for n in batch])
+    words = [n for n, source in enumerate(read) if any(token != eos for token in source)]
+    for batch in by_length([len(read[n]) for n in words], settings.batch_tokens):
+        numbers = [words[place] for place in batch]
+        ids, segments = padded([read[n] for n in numbers], pad)
         results = search(
             model,
             ids.to(device),
-            (torch.arange(width) < lengths).long().to(device),
+            segments.to(device),
             settings,
             bos=bos,
             eos=eos,
             forbidden=forbidden,
         )
-        for n, hypotheses in zip(batch, results, strict=True):
+        for n, hypotheses in zip(numbers, results, strict=True):
             found[n] = hypotheses
     num_cut = sum(len(a) > len(b) for a, b in zip(sources, read, strict=True))
     return Translations(found, num_cut)
+
+
+def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Yield the places of texts of similar length, the longest first; see `batch_tokens`."""
+    order, start = sorted(range(len(lengths)), key=lambda n: -lengths[n]), 0
+    while start < len(order):
+        rows = max(1, batch_tokens // lengths[order[start]])
+        yield order[start : start + rows]
+        start += rows
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Return ids and segments of texts, padded on the right: int [B, T] twice."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
+    return ids, (torch.arange(width) < torch.tensor([[len(row)] for row in rows])).long()
 
 
 @torch.inference_mode()
@@ -125,21 +139,38 @@ def search(
     assert not model.training, "dropout would make a search random"
     beams = _Beams(model, (src_segments > 0).sum(1), settings, bos=bos, eos=eos)
     banned = torch.tensor(sorted(set(forbidden) - {eos}), dtype=torch.long, device=src_ids.device)
-    cache = model.decoder.cache(settings.beam_size)
+    cache = model.decoder.cache(beam=settings.beam_size > 1)
     first: dict[str, Any] = {
-        "memory": model.encode(src_ids, src_segments),
+        "memory": _encoded(model, src_ids, src_segments),
         "src_segments": src_segments,
     }
-    while len(beams.sentences):
+    while True:
         hidden = model.decode(beams.tokens[:, :, -1], **first, cache=cache)
         parents = beams.extend(*beams.continuations(model, hidden, banned))
         order = beams.leave()
+        if not len(beams.sentences):
+            return beams.n_best()
         if order is not None:
             cache.keep(order)
             parents = parents[order]
         cache.follow(parents)
         first = {}
-    return beams.n_best()
+
+
+def _encoded(model: Seq2Seq, ids: Tensor, segments: Tensor) -> Tensor:
+    """Return the memory [B, S, dim], made of rows of similar length with little padding."""
+    lengths = (segments > 0).sum(1).tolist()
+    assert lengths and min(lengths) > 0, "every row is a sentence"
+    memory: Tensor | None = None
+    for batch in by_length(lengths, _ENCODED):
+        rows = torch.tensor(batch, device=ids.device)
+        columns = (segments[rows] > 0).any(0).nonzero()[:, 0]
+        part = model.encode(ids[rows][:, columns], segments[rows][:, columns])
+        if memory is None:
+            memory = part.new_zeros(*ids.shape, part.shape[-1])
+        memory[rows[:, None], columns] = part
+    assert memory is not None
+    return memory
 
 
 class _Beams:
@@ -151,7 +182,7 @@ class _Beams:
     def __init__(
         self, model: Seq2Seq, src_lengths: Tensor, settings: SearchSettings, *, bos: int, eos: int
     ) -> None:
-        rows, width, device = len(src_lengths), settings.beam_size, src_lengths.device
+        rows, device = len(src_lengths), src_lengths.device
         self.settings, self.eos = settings, eos
         self.sentences = torch.arange(rows, device=device)
         """Which sentence a row is."""
@@ -159,9 +190,9 @@ class _Beams:
         """The length that a translation may have."""
         if model.max_length is not None:
             self.limits = self.limits.clamp(max=model.max_length)
-        self.tokens = src_lengths.new_full((rows, width, 1), bos)
-        self.log_probs = torch.full((rows, width), -torch.inf, device=device)
-        self.log_probs[:, 0] = 0.0  # all begin alike, so one is enough
+        self.tokens = src_lengths.new_full((rows, 1, 1), bos)
+        """[B, hypotheses, length]: one at first, `beam_size` then if the vocabulary has as many."""
+        self.log_probs = torch.zeros(rows, 1, device=device)
         self.best = torch.full((rows, settings.n_best), -torch.inf, device=device)
         """The n best scores of what has finished."""
         self.num_finished = torch.zeros_like(src_lengths)
@@ -170,19 +201,23 @@ class _Beams:
     def continuations(
         self, model: Seq2Seq, hidden: Tensor, banned: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each sentence's best 2 · width, best first: log-probs, parents and tokens.
+        """Return each sentence's best 2 · beam_size, best first: log-probs, parents and tokens.
 
-        hidden: [B, width, dim], the decoder's last states. Of one hypothesis at most width + 1
-        matter: eos, and as many others as can go on.
+        hidden: [B, hypotheses, dim], the decoder's last states. Of one hypothesis beam_size + 1
+        matter at most: eos, and as many others as can go on.
         """
         rows, width, dim = hidden.shape
-        most = min(width + 1, model.vocab_size)
+        most = min(self.settings.beam_size + 1, model.vocab_size)
         found = []
         for part in torch.split(hidden.view(-1, dim), max(1, _LOGITS // model.vocab_size)):
-            log_probs = model.logits(part).float().log_softmax(-1)
-            end = log_probs[:, self.eos, None].clone()
-            log_probs[:, banned] = -torch.inf
-            found.append((*largest(log_probs, most), end))
+            logits = model.logits(part).float()
+            top, end, own = logits.amax(-1, keepdim=True), logits[:, [self.eos]], logits[:, banned]
+            logits[:, banned] = -torch.inf
+            values, ids = largest(logits, most)
+            logits[:, banned] = own
+            # Anything else as large as the logits would cost half of their matrix product.
+            total = logits.sub_(top).exp_().sum(-1, keepdim=True).log_() + top
+            found.append((values - total, ids, end - total))
         values, ids, end = (
             torch.cat(parts).view(rows, width, -1) for parts in zip(*found, strict=True)
         )
@@ -190,13 +225,14 @@ class _Beams:
         if full.any():
             values[full], ids[full] = -torch.inf, self.eos
             values[full, :, :1] = end[full]
-        values, places = (values + self.log_probs[..., None]).flatten(1).topk(2 * width)
+        values = (values + self.log_probs[..., None]).flatten(1)
+        values, places = values.topk(min(2 * self.settings.beam_size, values.shape[1]))
         if values.isnan().any():
             raise UserError("search: the model gives NaN")
         return values, places // most, ids.flatten(1).gather(1, places)
 
     def extend(self, log_probs: Tensor, parents: Tensor, ids: Tensor) -> Tensor:
-        """Finish what ends and go on with the rest; return whom each follows: int [B, width]."""
+        """Finish what ends and go on with the rest; return the parents: int [B, hypotheses]."""
         width, length = self.settings.beam_size, self.tokens.shape[2]
         is_end = ids == self.eos
         ends = is_end[:, :width] & (log_probs[:, :width] > -torch.inf)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ala_encoder.kernels import shifted
-from benchmarks import attention, harness
+from benchmarks import attention, decoding, harness
 
 
 def test_every_case_and_path_is_one_record_a_pass(
@@ -34,6 +34,21 @@ def test_an_unknown_case_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         attention.main(["--cases", "fool"])
     assert "'fool'; allowed are full, full_causal" in capsys.readouterr().err
+
+
+def test_the_search_finds_what_generate_finds_and_says_how_long_both_take(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["--size", "small", "--sentences", "6", "--batch-tokens", "60,300", "--rounds", "1"]
+    assert decoding.main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [record["batch_tokens"] for record in found] == [60, 300]
+    for record in found:
+        assert record["same"] == record["sentences"] == 6
+        assert record["mean_length"] == pytest.approx(record["mean_source"], abs=1)
+        ratio = record["sentences_a_second"] / record["theirs_a_second"]
+        assert record["ratio"] == pytest.approx(ratio)
+        assert record["ratio_unsorted"] > 0
 
 
 def test_functions_take_turns_and_the_warm_up_does_not_count() -> None:

@@ -46,6 +46,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let windows be taken however little they save, and however little a call costs."""
     monkeypatch.setattr(MODULE, "_WORTH", math.inf)
     monkeypatch.setattr(MODULE, "_CALL", 0)
+    monkeypatch.setattr(MODULE, "_LENGTHS", 0)
 
 
 def segments_of(text: str, length: int) -> Tensor | None:
@@ -347,13 +348,15 @@ def test_heads_without_slopes_beside_it_and_shared_groups_are_as_before() -> Non
     assert gap.abs().max() < 1e-4
 
 
-def test_where_nothing_is_saved_nothing_is_left_out() -> None:
-    model = causal_model(1e-9, biases=[{"kind": "distbias", "alpha_init": 1e-4}]).eval()
-    ids = torch.randint(0, 50, (1, 1100), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad(), watch_pruning() as found:
-        model(ids)
+@pytest.mark.parametrize("slope", [0.0, 1e-4, 0.03])
+def test_where_nothing_is_saved_nothing_is_left_out(slope: float) -> None:
+    texts, _ = drawn_for_attend(1100)
+    slopes = torch.full((1,), slope)
+    with watch_pruning() as found:
+        near = attend(*texts, slopes=slopes, causal=True, prune=1e-9)
     pairs = 4 * 1100 * 1101 // 2
-    assert found == [Pruning(pairs, pairs, 0.0, 0.0)] * 2
+    assert found == [Pruning(pairs, pairs, 0.0, 0.0)]
+    assert torch.equal(near, attend(*texts, slopes=slopes, causal=True))
     assert Pruning.together(found).fraction == 1.0 and Pruning.together([]).fraction == 1.0
 
 

@@ -45,8 +45,8 @@ def mean_key(k: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def highest(q: Tensor, centre: Tensor, away: Tensor) -> Tensor:
     """Return u_i >= q_i·k_j/sqrt(d) for all keys: [B, H, Q]; centre, away: of `mean_key`."""
-    longest = away.square().sum(-1).amax(2, keepdim=True).sqrt()
-    bound = (q @ centre.transpose(2, 3))[..., 0] + q.square().sum(-1).sqrt() * longest
+    length, longest = (torch.linalg.vector_norm(x, dim=-1) for x in (q, away))
+    bound = (q @ centre.transpose(2, 3))[..., 0] + length * longest.amax(2, keepdim=True)
     return bound * q.shape[-1] ** -0.5  # type: ignore[no-any-return]
 
 

@@ -7,8 +7,9 @@ should be (`pruned`).
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,19 @@ def sides_of(segments: Tensor | None, length: int, *, causal: bool) -> list[Side
     return [Side(places, first, 0)] if causal or length == 1 else [Side(places, first, 0), behind]
 
 
+def _alike(tiles: Sequence[int], *, single: bool) -> Iterator[tuple[slice, int]]:
+    """Yield heads in a row whose windows are alike, and their tiles; of several texts, each head.
+
+    Only those are one dimension, as views, with the texts or with their tiles.
+    """
+    head = 0
+    for number, alike in itertools.groupby(tiles):
+        count = len(list(alike))
+        for first in (head,) if single else range(head, head + count):
+            yield slice(first, first + (count if single else 1)), number
+        head += count
+
+
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -126,26 +140,30 @@ class Half:
         padded = self.q.shape[2]
         ahead = self.q.new_full((TILE, TILE), -math.inf).triu(1)
         mask = F.pad(ahead, (padded - TILE, 0))
-        lse = self.q.new_empty(self.q.shape[:3])
+        lse = self.q.new_empty(*self.q.shape[:3], 1)
         first = torch.zeros(len(tiles), padded, dtype=torch.long)
-        for head, number in enumerate(tiles):
+        for heads, number in _alike(tiles, single=len(self.q) == 1):
             edge = number * TILE
-            begin = (x[:, head : head + 1, :edge] for x in (self.q, self.k, self.v))
-            out, part = _fused(*begin, 0.0, True, scale=self.scale)
-            self.out[:, head, :edge], lse[:, head, :edge] = out[:, 0], part[:, 0]
+            q, k, v, out, found = (
+                x[:, heads].view(-1, padded, x.shape[-1])
+                for x in (self.q, self.k, self.v, self.out, lse)
+            )
+            begin = (x[None, :, :edge] for x in (q, k, v))
+            mixed, part = _fused(*begin, 0.0, True, scale=self.scale)
+            out[:, :edge], found[:, :edge] = mixed[0], part[0, ..., None]
             if edge == padded:
                 continue
-            q = self.q[:, head, edge:].unflatten(1, (-1, TILE))  # type: ignore[no-untyped-call]
-            k, v = (
-                x[:, head].unfold(1, edge, TILE)[:, 1:].transpose(2, 3) for x in (self.k, self.v)
+            rows = q[:, edge:].unflatten(1, (-1, TILE))  # type: ignore[no-untyped-call]
+            keys, values = (x.unfold(1, edge, TILE)[:, 1:].transpose(2, 3) for x in (k, v))
+            mixed, part = _fused(
+                rows, keys, values, 0.0, False, attn_mask=mask[:, -edge:], scale=self.scale
             )
-            out, part = _fused(q, k, v, 0.0, False, attn_mask=mask[:, -edge:], scale=self.scale)
-            self.out[:, head, edge:], lse[:, head, edge:] = out.flatten(1, 2), part.flatten(1, 2)
+            out[:, edge:], found[:, edge:] = mixed.flatten(1, 2), part.flatten(1, 2)[..., None]
             starts = torch.arange(TILE, padded - edge + 1, TILE)
-            first[head, edge:] = starts.repeat_interleave(TILE)
+            first[heads, edge:] = starts.repeat_interleave(TILE)
         there = self.side.places >= 0
         places = self.side.places.clamp(min=0)
-        exact = (lse[:, :, : self.constant.shape[2]] - self.constant).double()
+        exact = (lse[:, :, : self.constant.shape[2], 0] - self.constant).double()
         self.lse.copy_(exact[:, :, places].where(there, -math.inf))
         self.first.copy_(first[:, places])
 
@@ -154,6 +172,7 @@ class Half:
         padded, heads = self.q.shape[2], self.q.shape[1]
         short = ((needed < self.first) & (self.side.places >= 0)).flatten(0, 1)
         steps = F.pad(self.q.new_zeros(padded), (0, padded), value=-math.inf)
+        masks = self.q.new_empty(ROWS * padded)  # fresh memory for each would take longer to get
         for number in short.any(1).nonzero()[:, 0].tolist():
             at = divmod(number, heads)
             rows = short[number].nonzero()[:, 0]
@@ -168,7 +187,8 @@ class Half:
             left = padded - 1 - groups + begins[:, None]
             found = []
             for group, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-                mask = steps.unfold(0, end - begin, 1).index_select(0, left[group])
+                mask = masks[: ROWS * (end - begin)].view(ROWS, -1)
+                torch.index_select(steps.unfold(0, end - begin, 1), 0, left[group], out=mask)
                 texts = (x[None, None] for x in (q[group], k[begin:end], v[begin:end]))
                 found.append(_fused(*texts, 0.0, False, attn_mask=mask, scale=self.scale))
             out, lse = (torch.cat(x, 2)[0, 0] for x in zip(*found, strict=True))

@@ -61,7 +61,7 @@ def embed(
         where = counted(segments, length, x.device)
     else:
         where = cache.places(segments, length, x.device)
-        length = cache.length + (length if cache.width == 1 else 1)
+        length = cache.length + cache.steps(length)
     if isinstance(positions, LearnedPositions):
         return x + positions(where, length)  # type: ignore[no-any-return]
     # Vaswani et al.: the embeddings are lifted to the size of the sines.

@@ -24,7 +24,7 @@ class SearchSettings(Section):
     """A translation has at most so many tokens more than its source, eos counted in both."""
     n_best: PositiveInt = 1
     """Hypotheses that are handed out of each sentence."""
-    batch_tokens: PositiveInt = 2048
+    batch_tokens: PositiveInt = 4096
     """Most source tokens of a batch, padding counted; a longer sentence is a batch of its own."""
 
     @model_validator(mode="after")
