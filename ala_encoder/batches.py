@@ -9,9 +9,11 @@ a batch does not reach, a rank gets an empty piece. Not for: what an example is 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Protocol, final
 
 import numpy as np
 import torch
@@ -64,8 +66,36 @@ class Position:
     index: int = 0
 
 
+class BatchPlan(ABC):
+    """The global batches of every epoch, a pure function of (seed, phase, epoch); abstract."""
+
+    @property
+    @abstractmethod
+    def batches_per_epoch(self) -> int:
+        """How many batches an epoch has; the same in every epoch."""
+
+    @abstractmethod
+    def batches(self, phase: int, epoch: int) -> Sequence[Ids]:
+        """Return the ids of each global batch of an epoch, in order."""
+
+    def after(self, position: Position) -> Position:
+        """Return the position that follows one batch."""
+        if position.index + 1 < self.batches_per_epoch:
+            return Position(position.phase, position.epoch, position.index + 1)
+        return Position(position.phase, position.epoch + 1, 0)
+
+    def walk(self, start: Position) -> Iterator[tuple[Position, Ids]]:
+        """Yield (position, ids of the global batch) from `start`, without end."""
+        position = start
+        while True:
+            for ids in self.batches(position.phase, position.epoch)[position.index :]:
+                yield position, ids
+                position = self.after(position)
+
+
+@final
 @dataclass(frozen=True)
-class Plan:
+class Plan(BatchPlan):
     """Global batches of `batch_size` examples in a keyed order; the last of an epoch is shorter.
 
     With `lengths` (tokens of each example) a batch holds examples of similar length, so that little
@@ -95,34 +125,59 @@ class Plan:
         shuffled = shuffled[keyed_permutation(full, self.seed, phase, epoch, _BATCHES)]
         return np.concatenate([shuffled.reshape(-1), order[full * self.batch_size :]])
 
-    def after(self, position: Position) -> Position:
-        """Return the position that follows one batch."""
-        if position.index + 1 < self.batches_per_epoch:
-            return Position(position.phase, position.epoch, position.index + 1)
-        return Position(position.phase, position.epoch + 1, 0)
+    def batches(self, phase: int, epoch: int) -> Sequence[Ids]:
+        order, size = self.epoch(phase, epoch), self.batch_size
+        return [order[first : first + size] for first in range(0, len(order), size)]
 
-    def walk(self, start: Position) -> Iterator[tuple[Position, Ids]]:
-        """Yield (position, ids of the global batch) from `start`, without end."""
-        position = start
-        while True:
-            order = self.epoch(position.phase, position.epoch)
-            while True:
-                first = position.index * self.batch_size
-                yield position, order[first : first + self.batch_size]
-                follows = self.after(position)
-                ended, position = follows.epoch != position.epoch, follows
-                if ended:
-                    break
+
+@final
+@dataclass(frozen=True)
+class TokenPlan(BatchPlan):
+    """Global batches of at most `batch_tokens` tokens, padding counted: rows x the longest.
+
+    The examples, longest first and those of equal length in a keyed order, are cut into batches,
+    and the batches shuffled. Where the cuts are follows from the lengths alone, so every epoch has
+    as many batches: a run by epochs knows its steps. An example longer than `batch_tokens` is a
+    batch of its own.
+    """
+
+    seed: int
+    lengths: NDArray[np.int64]
+    batch_tokens: int
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The place of each batch's first example, in the order by length."""
+        lengths = np.sort(self.lengths)[::-1].tolist()
+        starts, start = [], 0
+        while start < len(lengths):
+            starts.append(start)
+            start += max(1, self.batch_tokens // lengths[start])
+        return starts
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return len(self.starts)
+
+    def batches(self, phase: int, epoch: int) -> Sequence[Ids]:
+        shuffled = keyed_permutation(len(self.lengths), self.seed, phase, epoch)
+        order = shuffled[np.argsort(-self.lengths[shuffled], kind="stable")]
+        cut = np.split(order, self.starts[1:])
+        turns = keyed_permutation(len(self.starts), self.seed, phase, epoch, _BATCHES)
+        return [cut[turn] for turn in turns]
 
 
 def pieces(ids: Ids, rank: int, world_size: int, split: BatchSplit) -> list[Ids]:
     """Return this rank's share of a global batch, one piece for each accumulation step.
 
-    Piece a of rank r is number a · world_size + r of the batch cut into runs of `micro` examples;
-    past the batch's end pieces are empty.
+    Piece a of rank r is number a · world_size + r of the batch cut into runs of `micro` examples,
+    or where `micro` is tokens into runs of equal size; past the batch's end pieces are empty.
     """
-    starts = [(step * world_size + rank) * split.micro for step in range(split.accumulation)]
-    return [ids[start : start + split.micro] for start in starts]
+    size = split.micro
+    if split.unit == "tokens":
+        size = -(-len(ids) // (split.accumulation * world_size))
+    starts = [(step * world_size + rank) * size for step in range(split.accumulation)]
+    return [ids[start : start + size] for start in starts]
 
 
 def model_inputs(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:
@@ -166,7 +221,7 @@ class _Steps(Dataset[StepBatch]):
 
 def step_batches(
     examples: Examples,
-    plan: Plan,
+    plan: BatchPlan,
     start: Position,
     *,
     rank: int,
@@ -193,7 +248,7 @@ def step_batches(
 class _Walk:
     """A plan's walk as a sampler; the order exists before any worker does."""
 
-    plan: Plan
+    plan: BatchPlan
     start: Position
 
     def __iter__(self) -> Iterator[tuple[Position, Ids]]:

@@ -104,7 +104,7 @@ class Cache:
             if self._seen is None:
                 self._seen = _each_itself(len(x), queries, x.device)
             widths = torch.tensor([*self._widths, queries], device=x.device)
-            offset = keys.repeat_interleave(widths) - self.length - 1
+            offset = keys.repeat_interleave(widths) - self.length
             return Visibility.of_step(offset[None], self._seen[:, None])
         if self.length == 0:
             return Visibility.of(segments, causal=True)

@@ -104,11 +104,29 @@ def summed_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return (summed loss in nats, number of targets); IGNORE labels do not count.
 
-    logits: [N, V]; labels: int [N], checked by `check_labels` where they were made. Computed in
+    logits: [..., V]; labels: int [...], checked by `check_labels` where they were made. Computed in
     float32, or in float64 where the logits are.
     """
-    loss = F.cross_entropy(_precise(logits), labels, ignore_index=IGNORE, reduction="sum")
+    rows = _precise(logits).flatten(0, -2)
+    loss = F.cross_entropy(rows, labels.flatten(), ignore_index=IGNORE, reduction="sum")
     return loss, (labels != IGNORE).sum()
+
+
+def smoothed_cross_entropy(
+    logits: Tensor, labels: Tensor, epsilon: float, share: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return Σ (1 − ε) nll + ε Σ_k share_k (−log p_k), to be trained, and Σ nll, to be reported.
+
+    Label smoothing (Szegedy et al. 2016, arXiv:1512.00567). logits: [..., V]; labels: int [...],
+    IGNORE does not count; share: [V], how ε is spread over the vocabulary, of sum 1. In nats;
+    computed in float32, or in float64 where the logits are.
+    """
+    rows, wanted = _precise(logits).flatten(0, -2), labels.flatten()
+    counted = wanted != IGNORE  # a mask, not an index, which would wait for a GPU
+    log_sum = rows.logsumexp(-1)
+    nll = log_sum - rows.gather(-1, wanted.clamp(min=0)[:, None])[:, 0]
+    loss = (1.0 - epsilon) * nll + epsilon * (log_sum - rows @ share.to(rows))
+    return loss.where(counted, 0.0).sum(), nll.where(counted, 0.0).sum()
 
 
 def squared_error(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -68,6 +68,12 @@ class ParallelManifest(Section):
         return {split: record for split, record in found.items() if record is not None}
 
     @property
+    def digest(self) -> str:
+        """The SHA-256 of every file of tokens and places: what is learned and scored."""
+        sides = [side for one in self.splits.values() for side in (one.src, one.trg)]
+        return " ".join(word for side in sides for word in (side.sha256, side.ends_sha256))
+
+    @property
     def ratio(self) -> float:
         """Source tokens for one target token of the training text: keys per query of `cross`."""
         return self.train.src.tokens / self.train.trg.tokens

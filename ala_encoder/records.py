@@ -25,10 +25,12 @@ from ala_encoder.tracking.events import Points, events_from
 _SCORE = re.compile(r"(eval|test)_\w+")
 _COUNT = re.compile(r"((?:eval|test)\w*)_(?:targets|examples)")
 _FLAG = "_nonfinite"
-_SETTING = re.compile(r"(model|encoder|tokenizer|data|optim|train)\.(?!path$).+")
+_SETTING = re.compile(
+    r"(model|encoder|decoder|cross|tokenizer|data|optim|train|search)\.(?!path$).+"
+)
 _HARMLESS = re.compile(
-    r"train\.(micro_batch_size|gradient_accumulation_steps|eval_batch_size|save_every|log_every"
-    r"|keep_checkpoints|num_workers|from_scratch|stop_after)"
+    r"train\.(micro_batch_(size|tokens)|gradient_accumulation_steps|eval_batch_(size|tokens)"
+    r"|save_every|log_every|keep_checkpoints|num_workers|from_scratch|stop_after)"
 )
 """They change no weight but by rounding."""
 _WORDS = {"None": "", "True": "true", "False": "false"}

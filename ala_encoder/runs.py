@@ -13,31 +13,32 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ala_encoder import averaging, export, ranks, reporting
 from ala_encoder import engine as engines
-from ala_encoder import export, ranks, reporting
 from ala_encoder.attention import Attention, compile_long_runs
 from ala_encoder.engine import Engine
 from ala_encoder.errors import RunStopped, UserError
-from ala_encoder.evaluation import Forward, plain
-from ala_encoder.files import write_json, write_text
+from ala_encoder.evaluation import Plain, plain
+from ala_encoder.files import write_aside, write_json, write_text
 from ala_encoder.manifests import Manifest
-from ala_encoder.models import Classifier, MaskedLM
+from ala_encoder.parallel_manifests import ParallelManifest
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.loader import check, dump, flatten, read_plain
+from ala_encoder.settings.parallel import TranslationData
 from ala_encoder.settings.train import split_batch
 from ala_encoder.tokenizer import Tokenizer
 from ala_encoder.tracking import NullLog, RunInfo, RunLog, is_open, null_log
-from ala_encoder.training import Goal, Outcome, Scores, fit, total_steps
+from ala_encoder.training import Goal, Outcome, Scores, fit, plan_of, total_steps
 
 _PACKAGES = (
     "torch",
@@ -62,7 +63,7 @@ class Run:
 
 @contextmanager
 def open_run(
-    settings: TrainingRun, card: export.Card, task: str, tags: Mapping[str, str] | None = None
+    settings: TrainingRun, card: export.AnyCard, task: str, tags: Mapping[str, str] | None = None
 ) -> Iterator[Run]:
     """Start the ranks, make the run folder and open the log; close it with the right status.
 
@@ -80,7 +81,7 @@ def open_run(
         named = {
             "variant": card.variant,
             "seed": card.seed,
-            "model_family": "encoder",
+            "model_family": card.family,
             "task": task,
         }
         params = {f"params/{key}": value for key, value in card.parameters.items()}
@@ -211,16 +212,17 @@ def _commit() -> str | None:
     return answer.stdout.strip() or None
 
 
+_TRAIN_KEYS = ("batch_size", "batch_tokens", "max_length", "label_smoothing")
 _DATA_KEYS = ("length", "mask_probability", "mask_selection", "max_train_examples")
 
 
 def identity(settings: TrainingRun, tokenizer: Tokenizer, data_sha256: str) -> dict[str, Any]:
     """Return what must not change between a checkpoint and its resume: order, data and model."""
     whole = settings.model_dump(mode="json")
-    kept = ("seed", "model", "encoder", "init")
+    kept = ("seed", "model", "encoder", "decoder", "cross", "init")
     return {
         **{key: value for key, value in whole.items() if key in kept},
-        "train.batch_size": settings.train.batch_size,
+        **{f"train.{key}": whole["train"][key] for key in _TRAIN_KEYS if key in whole["train"]},
         "engine.zero_stage": settings.engine.zero_stage,
         "engine.precision": engines.choose_precision(settings.engine),
         **{f"data.{key}": whole["data"][key] for key in _DATA_KEYS if key in whole["data"]},
@@ -239,6 +241,30 @@ def log_corpus(run: Run, data: CorpusSettings, manifest: Manifest) -> None:
         run.log.dataset(manifest.name, str(data.path), record.sha256[:16], profile, context)
 
 
+def log_pairs(
+    run: Run,
+    data: TranslationData,
+    manifest: ParallelManifest,
+    card: export.TranslationCard,
+    num_dropped: int,
+) -> None:
+    """Record the prepared pairs as the run's inputs, and how many are too long to be trained on."""
+    params: dict[str, Any] = {f"{name}_signature": text for name, text in card.signatures.items()}
+    params |= {"data_name": card.data_name, "dropped_pairs": num_dropped}
+    run.log.params(params)
+    if num_dropped:
+        ranks.say(f"train.max_length: {num_dropped:,} longer pairs are left out of training")
+    contexts = {"train": "training", "valid": "evaluation", "test": "test"}
+    for split, record in manifest.splits.items():
+        profile = {
+            "pairs": record.pairs,
+            "src_tokens": record.src.tokens,
+            "trg_tokens": record.trg.tokens,
+        }
+        digest = record.src.sha256[:8] + record.trg.sha256[:8]
+        run.log.dataset(card.data_name, str(data.path), digest, profile, contexts[split])
+
+
 def log_engine(run: Run, engine: Engine) -> None:
     """Keep with the run how it is computed: DeepSpeed's configuration, precision, paths."""
     if not ranks.is_main():
@@ -255,9 +281,9 @@ def train(
     settings: TrainingRun,
     model: nn.Module,
     goal: Goal,
-    card: export.Card,
+    card: export.AnyCard,
     tokenizer: Tokenizer,
-    score: Callable[[Forward], Scores],
+    score: Callable[[Plain], Scores],
 ) -> None:
     """Train `model` to the end, export it, check the export and log what it scores.
 
@@ -265,24 +291,39 @@ def train(
     RunStopped when the gradient is not finite, or the export is wrong.
     """
     split = split_batch(settings.train, ranks.world_size())
-    compile_long_runs(model, total_steps(settings, len(goal.examples)))
+    compile_long_runs(model, total_steps(settings, plan_of(settings, goal.examples)))
     engine = Engine(model, settings, split)
     log_engine(run, engine)
     outcome = fit(engine, goal, settings, split, run.folder, run.log)
     if not outcome.finished:
         run.log.close("KILLED")
         return
+    trained = outcome.state.scores.get(goal.best_loss)
+    if outcome.best_weights is not None:
+        trained = outcome.state.best_loss
+    most = settings.train.average_checkpoints
+    if most is not None:
+        path, names = ranks.on_main(lambda: _average(run, outcome.state.step, most))
+        outcome, trained = replace(outcome, best_weights=path), None
+        card = card.model_copy(update={"averaged": names})
     scores = score(plain(write_export(run, engine, outcome, card, tokenizer)))
-    state = outcome.state
-    is_last = outcome.best_weights is None
-    trained = state.scores.get(goal.best_loss) if is_last else state.best_loss
     check_export(scores.get(goal.best_loss), trained, engine)
     finish(run, card, scores)
 
 
+def _average(run: Run, step: int, most: int) -> tuple[Path, tuple[str, ...]]:
+    """Write the mean of the last kept weights, and return its path and their names."""
+    state, names = averaging.mean(run.folder / "weights", step, most)
+    path = run.folder / "averaged.safetensors"
+    write_aside(path, lambda aside: save_file(state, aside))
+    run.log.params({"averaged_checkpoints": " ".join(names)})
+    ranks.say(f"the export is the mean of {', '.join(names)}")
+    return path, names
+
+
 def write_export(
-    run: Run, engine: Engine, outcome: Outcome, card: export.Card, tokenizer: Tokenizer
-) -> MaskedLM | Classifier:
+    run: Run, engine: Engine, outcome: Outcome, card: export.AnyCard, tokenizer: Tokenizer
+) -> nn.Module:
     """Write `export/` from the best or the last weights, read it back, and return that model.
 
     What is scored afterwards is the export itself, so a wrong one cannot pass; on all ranks.
@@ -294,7 +335,7 @@ def write_export(
             run.folder / "export", card, tokenizer, last if best is None else load_file(best)
         )
     )
-    model = export.read(run.folder / "export").build()
+    model: nn.Module = export.read_any(run.folder / "export").build()
     return model.to(engines.device())
 
 
@@ -308,7 +349,7 @@ def check_export(score: float | None, trained: float | None, engine: Engine) -> 
         raise RunStopped(f"the export scores {score}, the trained model {trained}: it is wrong")
 
 
-def finish(run: Run, card: export.Card, scores: Mapping[str, float | None]) -> None:
+def finish(run: Run, card: export.AnyCard, scores: Mapping[str, float | None]) -> None:
     """Put the final scores into the export's card, the log and a plot; on rank 0."""
     if not ranks.is_main():
         return

@@ -22,8 +22,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from ala_encoder import checkpoint, ranks
-from ala_encoder.batches import Examples, Plan, Position, StepBatch, step_batches
+from ala_encoder import averaging, checkpoint, ranks
+from ala_encoder.batches import (
+    BatchPlan,
+    Examples,
+    Plan,
+    Position,
+    StepBatch,
+    TokenPlan,
+    step_batches,
+)
 from ala_encoder.engine import Engine, Update
 from ala_encoder.errors import RunStopped, UserError, reason
 from ala_encoder.files import read_json, write_aside
@@ -31,12 +39,18 @@ from ala_encoder.metrics import finite, is_better
 from ala_encoder.objectives import summed_loss
 from ala_encoder.optim import learning_rate
 from ala_encoder.settings.experiment import TrainingRun
-from ala_encoder.settings.train import BatchSplit
+from ala_encoder.settings.train import BatchSplit, TokenTrainSettings, TrainSettings
 from ala_encoder.tracking import NullLog, RunLog
 
 _SKIPS_IN_A_ROW = 3
 _RESCALES_IN_A_ROW = 32
 Scores = Mapping[str, float | None]
+
+
+def unsmoothed(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the summed loss twice: what is trained is what is reported."""
+    loss, _ = summed_loss(logits, labels)
+    return loss, loss
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,10 @@ class Goal:
     best_mode: Literal["max", "min"] = "max"
     best_loss: str = "eval_loss"
     """The loss that the export of the best weights must score again."""
+    objective: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = unsmoothed
+    """(logits, labels) → the summed loss that is trained, and the one that is reported."""
+    evaluate_start: Callable[[Engine], Scores] | None = None
+    """What is evaluated before the first step; None: as later."""
 
 
 @dataclass
@@ -93,12 +111,22 @@ class Outcome:
     best_weights: Path | None
 
 
-def total_steps(run: TrainingRun, num_examples: int) -> int:
+def plan_of(run: TrainingRun, examples: Examples) -> BatchPlan:
+    """Return the plan by which a run goes through its examples."""
+    train, lengths = run.train, examples.lengths()
+    if isinstance(train, TokenTrainSettings):
+        assert lengths is not None
+        return TokenPlan(run.seed, lengths, train.batch_tokens)
+    assert isinstance(train, TrainSettings)
+    return Plan(run.seed, len(examples), train.batch_size, lengths)
+
+
+def total_steps(run: TrainingRun, plan: BatchPlan) -> int:
     """Return how many updates the whole run makes."""
     if run.train.steps is not None:
         return run.train.steps
     assert run.train.epochs is not None
-    return run.train.epochs * -(-num_examples // run.train.batch_size)
+    return run.train.epochs * plan.batches_per_epoch
 
 
 class Loop:
@@ -116,9 +144,8 @@ class Loop:
         self.engine, self.goal, self.run, self.split = engine, goal, run, split
         self.folder, self.log, self.train = folder, log, run.train
         self.checkpoints = folder / "checkpoints"
-        examples = goal.examples
-        self.plan = Plan(run.seed, len(examples), self.train.batch_size, examples.lengths())
-        self.total = total_steps(run, len(goal.examples))
+        self.plan = plan_of(run, goal.examples)
+        self.total = total_steps(run, self.plan)
         self.state = State()
         self.window = Window()
 
@@ -132,17 +159,28 @@ class Loop:
         stop = min(self.total, self.train.stop_after or self.total)
         with self._bar(stop) as bar:
             for batch in self._batches():
-                if self.state.step >= stop:
+                if self.state.step >= stop or self._is_stale():
                     break
                 self._step(batch)
                 bar.update(self.state.step - bar.n)
                 if self.window.shown:
                     bar.set_postfix_str(self.window.shown, refresh=False)
-        finished = self.state.step >= self.total
+        if self._is_stale():
+            ranks.say(f"stopped early: nothing better since step {self.state.best_step or 0}")
+        finished = self.state.step >= self.total or self._is_stale()
         self.evaluate_if(finished)
+        if finished:
+            self._keep_weights()
         self.save()
         best = self.state.best_step
         return Outcome(self.state, finished, None if best is None else self._best_path(best))
+
+    def _is_stale(self) -> bool:
+        """Tell whether the validation of this step ends the run: nothing better for too long."""
+        patience = self.train.patience
+        if patience is None or self.state.evaluated_step != self.state.step:
+            return False
+        return self.state.step - (self.state.best_step or 0) >= patience
 
     def _step(self, batch: StepBatch) -> None:
         loss_sum, update = self._train(batch) if batch.count else (0.0, None)
@@ -159,6 +197,7 @@ class Loop:
         epoch_ended = self.state.position.index == 0 and self.train.epochs is not None
         self.evaluate_if(step % every == 0 if every else epoch_ended)
         if save_every and step and step % save_every == 0:
+            self._keep_weights()
             self.save()
 
     def _train(self, batch: StepBatch) -> tuple[float, Update]:
@@ -167,10 +206,10 @@ class Loop:
         losses: list[Tensor] = []
         for number, inputs in enumerate(batch.micro_batches, 1):
             logits = self.engine(inputs)
-            loss, _ = summed_loss(logits, inputs["labels"].to(logits.device))
+            loss, reported = self.goal.objective(logits, inputs["labels"].to(logits.device))
             is_last = number == len(batch.micro_batches)
             self.engine.backward(loss, batch.count, is_last=is_last)
-            losses.append(loss.detach())
+            losses.append(reported.detach())
         update = self.engine.step(learning_rate(self.state.step + 1, self.run.optim, self.total))
         return float(sum(losses)), update
 
@@ -236,13 +275,24 @@ class Loop:
         ranks.on_main(self._rotate)
         self.window.leave_out(time.perf_counter() - began)
 
+    def _keep_weights(self) -> None:
+        """Keep the weights of this step where the export is to be a mean; on all ranks."""
+        most, step = self.run.train.average_checkpoints, self.state.step
+        if most is None:
+            return
+        state, folder = self.engine.full_state(), self.folder / "weights"
+        ranks.on_main(lambda: averaging.keep(folder, step, state, most))
+
     def evaluate_if(self, wanted: bool) -> None:
         """Evaluate once for this step, log the scores, and keep the weights if they are best."""
         if not wanted or self.state.evaluated_step == self.state.step:
             return
         began = time.perf_counter()
         self.engine.eval()
-        scores = dict(self.goal.evaluate(self.engine))
+        evaluate = self.goal.evaluate
+        if self.state.step == 0 and self.goal.evaluate_start is not None:
+            evaluate = self.goal.evaluate_start
+        scores = dict(evaluate(self.engine))
         self.state.scores, self.state.evaluated_step = scores, self.state.step
         self.log.metrics({k: v for k, v in scores.items() if v is not None}, self.state.step)
         score = scores.get(self.goal.best_metric or "")
@@ -344,7 +394,7 @@ def fit(
 
     Raises RunStopped when a gradient is not finite and the policy is to stop.
     """
-    total = total_steps(run, len(goal.examples))
+    total = total_steps(run, plan_of(run, goal.examples))
     if total < 1:
         raise UserError("train: no step to make, there is no example")
     if run.optim.warmup_steps > total:

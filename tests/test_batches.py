@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from ala_encoder.batches import Inputs, Plan, Position, StepBatch, pieces, step_batches
+from ala_encoder.batches import (
+    Inputs,
+    Plan,
+    Position,
+    StepBatch,
+    TokenPlan,
+    pieces,
+    step_batches,
+)
 from ala_encoder.examples import MaskedBlocks
 from ala_encoder.keyed import keyed_bits
 from ala_encoder.models import MaskedLM
@@ -393,3 +401,90 @@ def gradient(
             total += float(loss.detach()) / step.count
     assert set(calls) == {accumulation}
     return total, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+# Batches of tokens
+
+
+@pytest.mark.parametrize("tokens", [60, 61, 200, 10_000])
+@pytest.mark.parametrize("size", [1, 2, 7, 500])
+def test_c02_each_example_comes_once_an_epoch_in_batches_of_padded_tokens(
+    size: int, tokens: int
+) -> None:
+    lengths = ragged(size)
+    plan = TokenPlan(5, lengths, tokens)
+    for epoch in range(3):
+        batches = plan.batches(0, epoch)
+        assert len(batches) == plan.batches_per_epoch
+        assert sorted(i for ids in batches for i in ids.tolist()) == list(range(size))
+        for ids in batches:
+            assert 0 < len(ids) * lengths[ids].max() <= tokens
+
+
+def test_c02_one_long_example_does_not_share_its_padding() -> None:
+    plan = TokenPlan(0, np.array([1] * 19 + [50]), 100)
+    sizes = sorted(len(ids) for ids in plan.batches(0, 0))
+    assert sizes == [2, 18]  # 2 x 50 and 18 x 1, never 20 x 50
+
+
+def test_c01_an_example_longer_than_a_batch_is_a_batch_of_its_own() -> None:
+    batches = TokenPlan(0, np.array([60, 3, 60, 4]), 50).batches(0, 0)
+    assert sorted(map(len, batches)) == [1, 1, 2]
+
+
+def test_batches_of_tokens_are_a_pure_function_of_seed_phase_and_epoch() -> None:
+    lengths = ragged(300)
+    keys = list(itertools.product(range(3), repeat=3))
+
+    def batches(seed: int, phase: int, epoch: int) -> tuple[tuple[int, ...], ...]:
+        found = TokenPlan(seed, lengths, 200).batches(phase, epoch)
+        return tuple(tuple(ids.tolist()) for ids in found)
+
+    orders = {key: batches(*key) for key in keys}
+    assert len(set(orders.values())) == 27
+    assert all(batches(*key) == order for key, order in orders.items())
+    # the cuts are the same in every epoch, who is in them is not
+    assert len({len(order) for order in orders.values()}) == 1
+    members = {frozenset(map(frozenset, order)) for order in orders.values()}
+    assert len(members) == 27
+
+
+def test_little_is_padded() -> None:
+    lengths = ragged(5000)
+    batches = TokenPlan(0, lengths, 1000).batches(0, 0)
+    room = sum(len(ids) * lengths[ids].max() for ids in batches)
+    assert lengths.sum() / room > 0.98
+
+
+def test_r04_the_pieces_of_a_batch_of_tokens_are_the_batch_on_any_ranks() -> None:
+    for size, world, accumulation in itertools.product(range(12), WORLDS, range(1, 4)):
+        ids = np.arange(size)
+        split = BatchSplit(micro=99, accumulation=accumulation, unit="tokens")
+        shares = [pieces(ids, rank, world, split) for rank in range(world)]
+        assert {len(share) for share in shares} == {accumulation}
+        together = [
+            i for step in range(accumulation) for share in shares for i in share[step].tolist()
+        ]
+        assert together == ids.tolist()
+        most = -(-size // (world * accumulation))
+        assert all(len(piece) <= most for share in shares for piece in share)
+
+
+def test_a_walk_through_tokens_resumes_anywhere() -> None:
+    plan = TokenPlan(3, ragged(40), 150)
+    whole = list(itertools.islice(plan.walk(Position()), 3 * plan.batches_per_epoch))
+    for start, (position, _) in enumerate(whole[: 2 * plan.batches_per_epoch]):
+        again = list(itertools.islice(plan.walk(position), 3))
+        expected = whole[start : start + 3]
+        assert [p for p, _ in again] == [p for p, _ in expected]
+        assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(again, expected, strict=True))
+
+
+@pytest.mark.slow
+def test_four_and_a_half_million_pairs_are_planned_in_five_seconds() -> None:
+    draw = np.random.default_rng(0)
+    lengths = np.clip(draw.lognormal(3.2, 0.6, 4_500_000).astype(np.int64), 2, 250)
+    plan = TokenPlan(1, lengths, 25_000)
+    began = time.perf_counter()
+    assert len(plan.batches(0, 0)) == plan.batches_per_epoch
+    assert time.perf_counter() - began < 5

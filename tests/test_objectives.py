@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from ala_encoder.objectives import (
     IGNORE,
@@ -14,6 +16,7 @@ from ala_encoder.objectives import (
     check_labels,
     cross_entropy,
     pad,
+    smoothed_cross_entropy,
     squared_error,
     summed_loss,
 )
@@ -318,3 +321,68 @@ def test_rows_are_padded_on_the_right() -> None:
     assert pad([[1], [2, 3, 4], []], 9).tolist() == [[1, 9, 9], [2, 3, 4], [9, 9, 9]]
     assert pad([[1]], 0).dtype == torch.int64
     assert pad([], 0).shape == (0, 0)
+
+
+# Label smoothing
+
+
+def smoothed_by_hand(
+    logits: Tensor, labels: Tensor, epsilon: float, share: list[float]
+) -> tuple[float, float]:
+    """Return the smoothed and the plain loss by a double loop over targets and vocabulary."""
+    total = plain = 0.0
+    for row, label in zip(logits.flatten(0, -2).tolist(), labels.flatten().tolist(), strict=True):
+        if label == -100:
+            continue
+        log_sum = math.log(math.fsum(math.exp(x) for x in row))
+        for k, x in enumerate(row):
+            wanted = (1 - epsilon) * (k == label) + epsilon * share[k]
+            total -= wanted * (x - log_sum)
+        plain -= row[label] - log_sum
+    return total, plain
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.7])
+def test_label_smoothing_is_its_double_loop(epsilon: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(2, 5, 7, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([[1, 6, 3, 3, -100], [2, -100, -100, -100, -100]])
+    share = [0.0, 0.25, 0.25, 0.25, 0.0, 0.0, 0.25]
+    loss, plain = smoothed_cross_entropy(logits, labels, epsilon, torch.tensor(share))
+    expected = smoothed_by_hand(logits.detach(), labels, epsilon, share)
+    assert (loss.item(), plain.item()) == pytest.approx(expected, rel=1e-12)
+    assert plain.item() == pytest.approx(cross_entropy(logits, labels)[0].item(), rel=1e-12)
+    (grad,) = torch.autograd.grad(loss, logits)
+    log_p = logits.detach().log_softmax(-1)
+    wanted = (1 - epsilon) * F.one_hot(labels.clamp(min=0), 7) + epsilon * torch.tensor(share)
+    by_hand = (log_p.exp() - wanted) * (labels != -100)[..., None]
+    assert torch.allclose(grad, by_hand, atol=1e-12)
+
+
+def test_smoothing_over_the_whole_vocabulary_is_that_of_torch() -> None:
+    torch.manual_seed(1)
+    logits, labels = torch.randn(6, 9), torch.tensor([0, 3, -100, 8, 8, 1])
+    loss, _ = smoothed_cross_entropy(logits, labels, 0.1, torch.full((9,), 1 / 9))
+    expected = F.cross_entropy(logits, labels, label_smoothing=0.1, reduction="sum")
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_c07_padding_changes_no_smoothed_loss() -> None:
+    torch.manual_seed(2)
+    logits, labels = torch.randn(3, 4, 6), torch.randint(0, 6, (3, 4))
+    share = torch.tensor([0.0, 0.2, 0.2, 0.2, 0.2, 0.2])
+    wide = torch.cat([logits, torch.randn(3, 10, 6)], 1)
+    padded = torch.cat([labels, torch.full((3, 10), -100)], 1)
+    found = [float(x) for x in smoothed_cross_entropy(wide, padded, 0.1, share)]
+    expected = [float(x) for x in smoothed_cross_entropy(logits, labels, 0.1, share)]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_batch_without_a_label_gives_zero_and_a_gradient_of_zero() -> None:
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    loss, plain = smoothed_cross_entropy(
+        logits, torch.full((2, 3), -100), 0.1, torch.full((5,), 0.2)
+    )
+    loss.backward()
+    assert loss.item() == plain.item() == 0.0
+    assert logits.grad is not None and not logits.grad.any()

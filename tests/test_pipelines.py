@@ -22,7 +22,6 @@ from ala_encoder.errors import UserError
 from ala_encoder.glue import TASKS
 from ala_encoder.models import Classifier
 from ala_encoder.settings.experiment import (
-    Architecture,
     CompareRun,
     EvaluateRun,
     FinetuneRun,
@@ -34,6 +33,7 @@ from pipelines.__main__ import main as ala
 from pipelines.__main__ import names
 from pipelines.evaluate import _folder, _resolved
 from tests.launched import small
+from tests.test_parameters import ENCODER_ATTENTION
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -45,20 +45,19 @@ SHIPPED = sorted(
 FINETUNED = [name for name in SHIPPED if name.startswith("glue/") or name == "demo/finetune.yaml"]
 SCRATCH = ["small/sst2_scratch.yaml"]
 COMPARED = ["small/compare_glue.yaml"]
-TRANSLATION = [name for name in SHIPPED if name.startswith("nmt/")]
+TRANSLATION = [name for name in SHIPPED if name.startswith(("nmt/", "nmt_small/"))]
 CAUSAL = [name for name in SHIPPED if name.startswith(("wt103/", "extrapolation/"))]
 OTHERS = {*FINETUNED, *SCRATCH, *COMPARED, *TRANSLATION, *CAUSAL}
 PRETRAINED = [name for name in SHIPPED if name not in OTHERS]
 
 ATTENTION = {
     # Transformer-base, Q+K+V+O without biases: Pande et al., derived from their rows
-    **{f"nmt/wmt14_en_de_{row}.yaml": 6_291_456 for row in "abcdef"},
-    "nmt/wmt14_en_de_g.yaml": 5_505_024,
-    "nmt/wmt14_en_de_h.yaml": 4_718_592,
-    "nmt/wmt14_en_de_i.yaml": 3_932_160,
-    "nmt/wmt14_en_de_j.yaml": 3_538_944,
-    "nmt/wmt14_en_de_k.yaml": 4_784_128,
-    "nmt/wmt14_en_de_l.yaml": 3_211_264,
+    **{
+        f"nmt/wmt14_en_{trg}_{row}.yaml": parameters
+        for row, parameters in ENCODER_ATTENTION.items()
+        for trg in ("de", "ru")
+        if len(row) == 1
+    },
     # BERT-base with biases
     **{f"bert/base{row}.yaml": 28_348_416 for row in ("", "_band2", "_band6")},
     "bert/base_band6_tied144.yaml": 14_272_640,
@@ -102,7 +101,7 @@ def test_every_config_is_of_a_known_kind() -> None:
     assert {name.split("/")[0] for name in PRETRAINED} == {"bert", "demo", "small"}
     assert {"demo/full.yaml", "demo/band6_tied.yaml", "demo/gated_distbias.yaml",
             "small/books.yaml"} < set(PRETRAINED)  # fmt: skip
-    assert len(TRANSLATION) == 12
+    assert len(TRANSLATION) == 36  # twelve layouts each of EN-DE, EN-RU and the small version
     assert {*ATTENTION, *TOTAL} <= set(SHIPPED)
 
 
@@ -194,8 +193,8 @@ def test_help_names_every_setting(name: str, invoke: Callable[..., tuple[int, st
     cls, options = signature(name)
     for field in cls.model_fields:
         assert re.search(rf"^  {field} ", out, re.MULTILINE), field
-    if "train" in cls.model_fields and cls is not Architecture:
-        assert "train.batch_size" in out
+    if name in ("pretrain", "finetune_glue", "finetune_nmt"):
+        assert f"train.batch_{'tokens' if name == 'finetune_nmt' else 'size'}" in out
     assert ("--json" in out) == bool(options.get("json_flag"))
 
 

@@ -24,7 +24,8 @@ from ala_encoder.settings.experiment import (
     FinetuneRun,
     PretrainRun,
 )
-from ala_encoder.settings.train import TrainSettings, split_batch
+from ala_encoder.settings.train import TokenTrainSettings, TrainSettings, split_batch
+from ala_encoder.settings.translation import TranslationRun
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -630,10 +631,76 @@ def test_every_shipped_settings_file_loads_and_dumps(path: Path, tmp_path: Path)
     elif "task" in data.get("data", {}):
         cls, overrides = FinetuneRun, [] if "model" in data else ["init=runs/x", "data.path=GLUE"]
     elif data["model"]["family"] != "encoder":
-        cls = Architecture
+        is_whole = data["model"]["family"] == "encoder_decoder" and "data" in data
+        cls = TranslationRun if is_whole else Architecture
     settings = loader.load(path, overrides, cls)
     loader.dump(settings, tmp_path / "again.yaml")
     assert loader.load(tmp_path / "again.yaml", [], cls) == settings
+
+
+# Batches of tokens
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize(("batch", "micro", "longest"), [(25_000, 4096, 256), (300, 70, 64),
+                                                         (64, 64, 64), (1000, 999, 7)])  # fmt: skip
+def test_c02_no_piece_of_a_batch_is_larger_than_a_micro_batch(
+    batch: int, micro: int, longest: int, world: int
+) -> None:
+    train = TokenTrainSettings(
+        steps=1, batch_tokens=batch, micro_batch_tokens=micro, max_length=longest
+    )
+    split = split_batch(train, world)
+    for n in range(1, longest + 1):
+        rows = batch // n
+        assert -(-rows // (split.accumulation * world)) * n <= micro
+    fewer = (split.accumulation - 1) * world
+    assert not fewer or any(-(-(batch // n) // fewer) * n > micro for n in range(1, longest + 1))
+
+
+def test_a_batch_of_tokens_without_a_micro_batch_is_one_pass() -> None:
+    train = TokenTrainSettings(steps=1, batch_tokens=1000, max_length=50)
+    assert split_batch(train, 4).accumulation == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"max_length": 3000}, "max_length = 3000: a pair may be longer than batch_tokens = 2000"),
+        ({"micro_batch_tokens": 100}, "may be longer than micro_batch_tokens = 100"),
+        ({"micro_batch_tokens": 4000}, "micro_batch_tokens = 4000: more than batch_tokens 2000"),
+        ({"average_checkpoints": 3}, "average_checkpoints: needs save_every"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_told(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        TokenTrainSettings(**{"steps": 1, "batch_tokens": 2000, **given})
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("train.label_smoothin=0.1", "did you mean 'train.label_smoothing'?"),
+        ("train.batch_size=3", "train.batch_size: no such setting"),
+        ("engine.zero_stage=3", "train.greedy_bleu = true: needs engine.zero_stage 0, 1 or 2"),
+        ("model={family: encoder_decoder, positions: learned, max_length: 100}",
+         "train.max_length = 256: the model has 100 positions"),
+        ("search.beam_size=0", "search.beam_size = 0"),
+        ("encoder.layout=z", "encoder"),
+    ],
+)  # fmt: skip
+def test_a_wrong_translation_setting_is_one_line(override: str, told: str) -> None:
+    path = ROOT / "configs" / "nmt" / "wmt14_en_de_a.yaml"
+    with pytest.raises(UserError) as caught:
+        loader.load(path, [override], TranslationRun)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_pretraining_has_no_patience() -> None:
+    path = ROOT / "configs" / "demo" / "full.yaml"
+    with pytest.raises(UserError, match=r"train\.patience: pretraining picks no best weights"):
+        loader.load(path, ["train.patience=3"], PretrainRun)
 
 
 def test_flat_settings_name_every_leaf_once() -> None:

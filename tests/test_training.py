@@ -199,7 +199,7 @@ def test_epochs_count_their_short_last_batch(
     train: dict[str, Any], examples: int, steps: int
 ) -> None:
     run = small.settings(train=train, optim={"warmup_steps": 0})
-    assert total_steps(run, examples) == steps
+    assert total_steps(run, Plan(run.seed, examples, run.train.batch_size)) == steps
 
 
 def test_a_run_by_epochs_sees_every_example_that_often_and_evaluates_at_each_end(

@@ -216,6 +216,8 @@ class PretrainRun(TrainingRun):
                 f"data.length = {self.data.length}: the model has {self.model.max_length} "
                 "positions (model.max_length)"
             )
+        if self.train.patience is not None:
+            raise UserError("train.patience: pretraining picks no best weights")
         check_stack(self.model, self.encoder, self.data.length)
         return self
 
@@ -266,12 +268,13 @@ class FinetuneRun(TrainingRun):
 
 
 class EvaluateRun(RowSource):
-    """Scores of an export: loss of a language model, metrics of a classifier."""
+    """Scores of an export: a language model's loss, a classifier's metrics, a translator's BLEU."""
 
     export: Path
     """An export folder, or a run folder that has one."""
     split: str | None = None
-    """None: valid for a language model, every dev split for a classifier (test, without one)."""
+    """None: valid for a language model, every dev split for a classifier (test, without one), valid
+    and test for a translation model."""
     task: str | None = None
     """Another GLUE task with the same classes, such as ax for a classifier of mnli."""
     path: Path | None = None
@@ -280,9 +283,11 @@ class EvaluateRun(RowSource):
     prune: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Of a language model, in place of the export's `encoder.prune`: what a query's attention
     weights may lose in sum; what that changes at most becomes part of the scores."""
+    search: SearchSettings | None = None
+    """Of a translation model, in place of the run's."""
     output: Path | None = None
-    """Folder of SPLIT.json and predictions; none: eval/ beside the export, or for other data
-    eval-DATA-XXXXXXXX/ with a digest of the data's settings, so that no scores replace others."""
+    """Folder of SPLIT.json and predictions; none: eval/ beside the export, or for other data or
+    with `prune` eval-DATA-XXXXXXXX/ with a digest of both, so that no scores replace others."""
 
     def task_data(self, own: TaskSettings) -> TaskSettings:
         """Return a classifier's own data settings with what is given here in their place.

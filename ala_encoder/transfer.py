@@ -1,0 +1,141 @@
+"""What a translation model starts from: nothing, a masked language model, or a translation model.
+
+For: copying an export's weights into a new model, where sizes and tokenizer are the same. Not for:
+exports themselves (`export`), encoders that become classifiers (`finetuning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ala_encoder import ranks
+from ala_encoder.errors import UserError
+from ala_encoder.export import Export, TranslationExport, read_any
+from ala_encoder.models import Encoder, Seq2Seq
+from ala_encoder.settings.attention import AttentionSettings
+from ala_encoder.settings.experiment import check_stacks
+from ala_encoder.settings.model import Transformer
+from ala_encoder.settings.translation import TranslationRun
+from ala_encoder.tokenizer import Tokenizer
+
+_HARMLESS = {"family", "dropout", "init_std", "pooling"}
+_ONE_SIDED = {"num_decoder_layers", "output_bias"}
+_COMPUTED = {"path", "compile", "dropout", "prune", "layout", "heads"}
+"""Of a section: how it is computed; layout and heads are compared as head tables."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A run's settings, its tokenizer, and the export its weights come from."""
+
+    settings: TranslationRun
+    tokenizer: Tokenizer
+    source: Export | TranslationExport | None = None
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Return the MLflow tags that link a run to the one its weights come from."""
+        if self.source is None:
+            return {}
+        card = self.source.card
+        tags = {"pretrained_run": card.run_name}
+        if card.mlflow_run_id is not None:
+            tags["pretrained_run_id"] = card.mlflow_run_id
+        return tags
+
+    @property
+    def translates(self) -> bool:
+        """Whether the weights can translate before any step."""
+        return isinstance(self.source, TranslationExport)
+
+    def build(self) -> Seq2Seq:
+        """Return the model, the export's weights copied in, all else new."""
+        settings = self.settings
+        model = Seq2Seq(settings.model, settings.sections, self.tokenizer.vocab_size)
+        if isinstance(self.source, TranslationExport):
+            model.load_state_dict(self.source.build().state_dict())
+        elif self.source is not None:
+            _load_encoder(model, self.source.build().encoder)
+        return model
+
+
+def start_from(settings: TranslationRun, tokenizer: Tokenizer) -> Start:
+    """Read what `init` names; raises UserError, naming the key, where it is not of these sizes."""
+    if settings.init is None:
+        return Start(settings, tokenizer)
+    source = read_any(settings.init)
+    card = source.card
+    if source.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"init: {source.folder} has another tokenizer than tokenizer.path = "
+            f"{settings.tokenizer.path}; give its own"
+        )
+    if isinstance(source, TranslationExport):
+        given: Mapping[str, AttentionSettings] = source.card.sections
+        ignored = _HARMLESS
+    elif source.card.kind == "masked_lm":
+        given, ignored = {"encoder": card.encoder}, _HARMLESS | _ONE_SIDED
+        if settings.model.positions != "learned":
+            ignored = ignored | {"max_length"}
+    else:
+        raise UserError(
+            f"init: {source.folder} is a {source.card.kind}, needed is a masked_lm or seq2seq"
+        )
+    _check_model(card.model, settings.model, ignored, str(source.folder))
+    for name in given:
+        _check_section(name, settings, card.model, given, str(source.folder))
+    return Start(settings, tokenizer, source)
+
+
+def _check_model(theirs: Transformer, ours: Transformer, ignored: set[str], where: str) -> None:
+    has, wanted = theirs.model_dump(), ours.model_dump()
+    for key in wanted.keys() - ignored:
+        if has.get(key) != wanted[key]:
+            raise UserError(
+                f"init: {where} has model.{key} = {has.get(key)!r}, here it is {wanted[key]!r}"
+            )
+
+
+def _check_section(
+    name: str,
+    settings: TranslationRun,
+    model: Transformer,
+    given: Mapping[str, AttentionSettings],
+    where: str,
+) -> None:
+    has: dict[str, Any] = given[name].model_dump(exclude=_COMPUTED)
+    wanted: dict[str, Any] = settings.sections[name].model_dump(exclude=_COMPUTED)
+    for key, value in wanted.items():
+        if has[key] != value:
+            raise UserError(f"init: {where} has {name}.{key} = {has[key]!r}, here it is {value!r}")
+    tables = (
+        check_stacks(model, given, model.max_length)[name],  # type: ignore[arg-type]
+        check_stacks(settings.model, settings.sections, settings.model.max_length)[name],
+    )
+    if tables[0] != tables[1]:
+        raise UserError(f"init: {where} has other heads in {name}: {tables[0]}, here {tables[1]}")
+
+
+def _load_encoder(model: Seq2Seq, encoder: Encoder) -> None:
+    """Copy vocabulary, positions and layers; a masked language model has more before its layers."""
+    state: dict[str, Tensor] = {}
+    for name, tensor in encoder.state_dict().items():
+        part, _, rest = name.partition(".")
+        names = {
+            "vocabulary": name,
+            "positions": f"encoder_positions.{rest}",
+            "stack": f"encoder.{rest}",
+        }
+        if part in names:
+            state[names[part]] = tensor
+    result = model.load_state_dict(state, strict=False)
+    assert not result.unexpected_keys, result.unexpected_keys
+    assert all(name.startswith(("decoder", "output_bias")) for name in result.missing_keys)
+    ranks.say(
+        "note: the encoder's layers and vocabulary are the export's; its token types and the norm "
+        "of its embeddings have no place in a translation model"
+    )

@@ -1,0 +1,300 @@
+"""Translation as a task: pairs as training examples, translations of a split, and their scores.
+
+For: what `finetune_nmt` and `evaluate` share. Not for: reading text (`parallel_corpus`), the search
+(`decoding`), what a model starts from (`transfer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ala_encoder import bleu, decoding, parallel, parallel_corpus, ranks
+from ala_encoder.batches import FIXED_EPOCH, Ids, Inputs, TokenPlan
+from ala_encoder.errors import UserError
+from ala_encoder.evaluation import Forward, Loss, Scored, write_scores
+from ala_encoder.files import write_text
+from ala_encoder.language_model import perplexity
+from ala_encoder.metrics import Score
+from ala_encoder.models import Seq2Seq
+from ala_encoder.objectives import IGNORE, cross_entropy, pad, smoothed_cross_entropy
+from ala_encoder.parallel_corpus import Pairs
+from ala_encoder.parallel_manifests import ParallelManifest
+from ala_encoder.settings.parallel import TranslationData
+from ala_encoder.settings.search import SearchSettings
+from ala_encoder.tokenizer import Tokenizer
+
+PREFIXES = {"valid": "eval", "test": "test", "train": "train"}
+"""Split → what the names of its scores begin with."""
+_ROWS = 512
+"""Targets whose loss is taken at once, in float64."""
+
+
+@final
+class TranslationPairs:
+    """The pairs of a split as numbered examples; see `batches.Examples`."""
+
+    def __init__(
+        self, pairs: Pairs, tokenizer: Tokenizer, *, name: str, max_length: int | None = None
+    ) -> None:
+        """max_length: pairs with a longer side are left out and counted; None: all are taken.
+
+        Raises UserError when none is left.
+        """
+        self.pairs, self.name = pairs, name
+        self.bos_id, self.pad_id, self.eos_id = (
+            tokenizer.bos_id,
+            tokenizer.pad_id,
+            tokenizer.eos_id,
+        )
+        lengths = pairs.lengths()
+        kept = np.arange(len(pairs))
+        if max_length is not None:
+            kept = np.flatnonzero(lengths.max(1) <= max_length)
+        if not len(kept):
+            raise UserError(f"train.max_length = {max_length}: every pair of {name} is longer")
+        self.places: NDArray[np.int64] = kept.astype(np.int64)
+        """The number in the split of each example."""
+        self.num_dropped = len(pairs) - len(kept)
+        self._lengths = lengths[kept]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def counts(self, ids: Ids, epoch: int) -> NDArray[np.int64]:
+        """Every target token is predicted, eos too."""
+        counts: NDArray[np.int64] = self._lengths[ids, 1]
+        return counts
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the tokens of each pair's longer side, eos included: int64 [N]."""
+        longest: NDArray[np.int64] = self._lengths.max(1)
+        return longest
+
+    def num_tokens(self, ids: Ids) -> int:
+        """Return the tokens of both sides."""
+        return int(self._lengths[ids].sum())
+
+    def collate(self, ids: Ids, epoch: int) -> Inputs:
+        """Return src_ids, src_segments [B, S], trg_ids, trg_segments and labels [B, T].
+
+        The decoder reads bos and the target without its eos; the labels are the target. An empty
+        `ids` gives one row of a token and no label.
+        """
+        rows = [self.pairs.pair(int(self.places[i])) for i in ids]
+        src = [row.tolist() for row, _ in rows] or [[self.eos_id]]
+        trg = [row.tolist() for _, row in rows] or [[IGNORE]]
+        return {
+            "src_ids": pad(src, self.pad_id),
+            "src_segments": pad([[1] * len(row) for row in src], 0),
+            "trg_ids": pad([[self.bos_id, *row[:-1]] for row in trg], self.pad_id),
+            "trg_segments": pad([[1] * len(row) for row in trg], 0),
+            "labels": pad(trg, IGNORE),
+        }
+
+
+def never_put_out(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the ids that are no target: bos, padding and so on, but neither eos nor unknown."""
+    return tokenizer.special_ids - {tokenizer.eos_id, tokenizer.unk_id}
+
+
+def smoothing(
+    tokenizer: Tokenizer, epsilon: float
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the objective of training: epsilon is spread evenly over what can be a target."""
+    share = torch.ones(tokenizer.vocab_size)
+    share[sorted(never_put_out(tokenizer))] = 0.0
+    share /= share.sum()
+    return lambda logits, labels: smoothed_cross_entropy(logits, labels, epsilon, share)
+
+
+# ---------------------------------------------------------------------------------------------
+# Scores
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A split to be scored: its pairs, none left out, and the text of its targets."""
+
+    examples: TranslationPairs
+    references: Sequence[str]
+    tokenizer: Tokenizer
+    """Of the target language."""
+    language: str
+
+    @property
+    def prefix(self) -> str:
+        return PREFIXES[self.examples.name]
+
+
+def held_out(
+    data: TranslationData,
+    pairs: Mapping[str, Pairs],
+    tokenizer: Tokenizer,
+    positions: int | None,
+) -> dict[str, HeldOut]:
+    """Return valid, and test where there is one, as they are scored.
+
+    positions: that the model has; None: any number. Raises UserError for a pair with more tokens,
+    since none is left out, and when the text is no longer there or has other lines.
+    """
+    sources = parallel.find_sources(data, lambda text: None)
+    found = {}
+    for split in [split for split in ("valid", "test") if split in pairs]:
+        examples = TranslationPairs(pairs[split], tokenizer, name=split)
+        longest = int(examples.lengths().max())
+        if positions is not None and longest > positions:
+            row = int(examples.lengths().argmax())
+            raise UserError(
+                f"data.{split}: pair {row} has {longest} tokens, the model {positions} positions"
+            )
+        source = sources[split]
+        references = [pair.trg for pair in parallel.pairs(source, source.reading())]
+        if len(references) != len(examples):
+            raise UserError(
+                f"data.{split}: {len(references)} pairs in the text, {len(examples)} in {data.path}"
+            )
+        trg = tokenizer.of_language(data.trg_lang)
+        found[split] = HeldOut(examples, references, trg, data.trg_lang)
+    return found
+
+
+def pairs_loss(forward: Forward, examples: TranslationPairs, batch_tokens: int) -> Loss:
+    """Return the loss, not smoothed, over all target tokens, summed over batches and ranks.
+
+    Every rank makes as many calls; a pair longer than `batch_tokens` is a batch of its own.
+    """
+    total, count, world = 0.0, 0, ranks.world_size()
+    batches = TokenPlan(0, examples.lengths(), batch_tokens).batches(0, FIXED_EPOCH)
+    none = np.empty(0, dtype=np.int64)
+    with torch.no_grad():
+        for first in range(0, len(batches), world):
+            turn = [*batches[first : first + world], *[none] * world]
+            inputs = examples.collate(turn[ranks.rank()], FIXED_EPOCH)
+            logits = forward(inputs).flatten(0, -2)
+            labels = inputs["labels"].to(logits.device).flatten()
+            for start in range(0, len(labels), _ROWS):
+                part = slice(start, start + _ROWS)
+                loss, targets = cross_entropy(logits[part].double(), labels[part])
+                total += float(loss)
+                count += int(targets)
+    summed = ranks.all_sum([total, count])
+    return Loss(summed[0], int(summed[1]))
+
+
+def loss_scores(forward: Forward, split: HeldOut, batch_tokens: int) -> dict[str, Score]:
+    """Return PREFIX_loss (nats a token), PREFIX_perplexity and PREFIX_targets."""
+    loss = pairs_loss(forward, split.examples, batch_tokens)
+    mean = loss.mean
+    return {
+        f"{split.prefix}_loss": Score(mean),
+        f"{split.prefix}_perplexity": Score(
+            None if mean is None else perplexity(loss.total, loss.count)
+        ),
+        f"{split.prefix}_targets": Score(float(loss.count)),
+    }
+
+
+def greedy(search: SearchSettings) -> SearchSettings:
+    """Return the settings of a greedy search, of the same lengths and batches."""
+    changes = {"beam_size": 1, "n_best": 1, "length_penalty": 0.0, "penalty": "gnmt"}
+    return search.model_copy(update=changes)
+
+
+def translations(model: Scored, split: HeldOut, search: SearchSettings) -> list[str]:
+    """Return the best translation of every source as text, in order, on all ranks.
+
+    The ranks share the sources. Raises UserError, on all of them, when the model gives NaN.
+    """
+    module, examples, tokenizer = model.module, split.examples, split.tokenizer
+    assert isinstance(module, Seq2Seq)
+    rank, world = ranks.rank(), ranks.world_size()
+    numbers = range(rank, len(examples), world)
+    sources = [examples.pairs.pair(number)[0].tolist() for number in numbers]
+    texts, error = [], None
+    try:
+        found = decoding.translate(
+            module,
+            sources,
+            search,
+            bos=examples.bos_id,
+            eos=examples.eos_id,
+            pad=examples.pad_id,
+            forbidden=never_put_out(tokenizer),
+        )
+        texts = [" ".join(tokenizer.decode(best[0].ids).splitlines()) for best in found.n_best]
+    except UserError as caught:
+        error = caught
+    parts = ranks.gather((texts, error))
+    for _, failed in parts:
+        if failed is not None:
+            raise failed
+    return [parts[number % world][0][number // world] for number in range(len(examples))]
+
+
+def text_scores(
+    model: Scored, split: HeldOut, search: SearchSettings, word: str = ""
+) -> tuple[dict[str, Score], list[str]]:
+    """Return PREFIX_{word}bleu and PREFIX_{word}chrf, their notes the signatures, and the text."""
+    found = translations(model, split, search)
+    scores = bleu.text_scores(found, split.references, split.language)
+    named = {
+        f"{split.prefix}_{word}{name}": Score(score.value, note=score.signature)
+        for name, score in scores.items()
+    }
+    return named, found
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How the held-out splits of a run are scored."""
+
+    splits: Mapping[str, HeldOut]
+    search: SearchSettings
+    batch_tokens: int
+    task: str
+    data_name: str
+
+    def validate(self, model: Scored, *, translate: bool) -> dict[str, float | None]:
+        """Return the loss on valid, and with `translate` BLEU and chrF of greedy translations."""
+        valid = self.splits["valid"]
+        scores = loss_scores(model, valid, self.batch_tokens)
+        if translate:
+            scores |= text_scores(model, valid, greedy(self.search), "greedy_")[0]
+        return _values(scores)
+
+    def scores(self, model: Scored, split: str, folder: Path) -> dict[str, float | None]:
+        """Return loss, BLEU and chrF of a split, and write SPLIT.json and SPLIT.translations.txt.
+
+        The files are written by rank 0.
+        """
+        part = self.splits[split]
+        scores = loss_scores(model, part, self.batch_tokens)
+        more, found = text_scores(model, part, self.search)
+        scores |= more
+        if ranks.is_main():
+            write_scores(folder, self.task, split, self.data_name, scores)
+            text = "".join(f"{line}\n" for line in found)
+            write_text(folder / f"{split}.translations.txt", text)
+        return _values(scores)
+
+
+def _values(scores: Mapping[str, Score]) -> dict[str, float | None]:
+    return {name: score.value for name, score in scores.items()}
+
+
+def prepared(
+    data: TranslationData, tokenizer: Tokenizer
+) -> tuple[ParallelManifest, dict[str, Pairs]]:
+    """Return the corpus of `data`, made first where it is not there; every rank calls it."""
+    manifest = parallel_corpus.prepare(data, tokenizer, say=ranks.say)
+    pairs = parallel_corpus.open_pairs(data.path, manifest, tokenizer, verify=ranks.is_main())
+    return manifest, pairs

@@ -1,0 +1,102 @@
+"""Train a translation model, from scratch or from an export.
+
+One process:   python -m pipelines.finetune_nmt CONFIG.yaml [section.key=value …]
+Many:          deepspeed --num_gpus N --module pipelines.finetune_nmt CONFIG.yaml …
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ala_encoder import ranks
+from ala_encoder.command import run
+from ala_encoder.parameters import count
+from ala_encoder.settings.experiment import find_export
+from ala_encoder.settings.train import split_batch
+from ala_encoder.settings.translation import TranslationRun
+
+if TYPE_CHECKING:
+    from ala_encoder.engine import Engine
+    from ala_encoder.evaluation import Scored
+    from ala_encoder.export import TranslationCard
+    from ala_encoder.tokenizer import Tokenizer
+
+
+def main(settings: TranslationRun) -> None:
+    """Train, validate by loss and BLEU, export, and score valid and test by the search."""
+    split_batch(settings.train, ranks.world_size())  # a misfit is told before anything is read
+    if settings.init is not None:
+        find_export(settings.init)
+
+    from ala_encoder import bleu, runs, transfer, translation
+    from ala_encoder.tokenizer import open_folder
+    from ala_encoder.training import Goal
+
+    tokenizer = open_folder(settings.tokenizer, ranks.say)
+    start = transfer.start_from(settings, tokenizer)
+    manifest, pairs = translation.prepared(settings.data, tokenizer)
+    options, model = settings.train, settings.model
+    train = translation.TranslationPairs(
+        pairs["train"], tokenizer, name="train", max_length=options.max_length
+    )
+    card = _card(settings, tokenizer, bleu.signatures(settings.data.trg_lang))
+    scoring = translation.Scoring(
+        translation.held_out(settings.data, pairs, tokenizer, model.max_length),
+        settings.search,
+        options.eval_batch_tokens,
+        settings.task,
+        card.data_name,
+    )
+
+    def evaluate(engine: Engine) -> dict[str, float | None]:
+        return scoring.validate(engine, translate=options.greedy_bleu)
+
+    def evaluate_start(engine: Engine) -> dict[str, float | None]:
+        return scoring.validate(engine, translate=options.greedy_bleu and start.translates)
+
+    with runs.open_run(settings, card, settings.task, start.tags) as job:
+        runs.log_pairs(job, settings.data, manifest, card, train.num_dropped)
+        goal = Goal(
+            examples=train,
+            evaluate=evaluate,
+            identity=runs.identity(settings, tokenizer, manifest.digest),
+            best_metric="eval_greedy_bleu" if options.greedy_bleu else "eval_loss",
+            best_mode="max" if options.greedy_bleu else "min",
+            objective=translation.smoothing(tokenizer, options.label_smoothing),
+            evaluate_start=evaluate_start,
+        )
+
+        def score(trained: Scored) -> dict[str, float | None]:
+            scores: dict[str, float | None] = {}
+            for split in scoring.splits:
+                scores |= scoring.scores(trained, split, job.folder / "eval")
+            return scores
+
+        runs.train(job, settings, start.build(), goal, card, tokenizer, score)
+
+
+def _card(
+    settings: TranslationRun, tokenizer: Tokenizer, signatures: dict[str, str]
+) -> TranslationCard:
+    from ala_encoder.export import TranslationCard
+
+    return TranslationCard(
+        variant=settings.variant,
+        seed=settings.seed,
+        run_name=settings.run_name,
+        vocab_size=tokenizer.vocab_size,
+        model=settings.model,
+        encoder=settings.encoder,
+        decoder=settings.decoder,
+        cross=settings.cross,
+        data=settings.data,
+        data_name=f"{settings.data.path.name} {settings.task}",
+        search=settings.search,
+        signatures=signatures,
+        parameters=count(settings.model, settings.sections, tokenizer.vocab_size),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, TranslationRun, __doc__ or ""))
