@@ -270,7 +270,7 @@ def test_what_t5_cannot_express_is_neither_exported_nor_imported(
     ("changed", "section"),
     [
         ({"encoder": AttentionSettings()}, "encoder"),
-        ({"decoder": attention(num_buckets=16)["decoder"]}, "decoder"),
+        ({"decoder": attention(num_buckets=10)["decoder"]}, "decoder"),
         ({"cross": OWN["encoder"]}, "cross"),
     ],
 )
