@@ -62,7 +62,7 @@ def attend(
     - dropout: of the weights; above 0 all is computed in the open.
     - path: auto, dense, sdpa, slope, banded or flex (`ala_encoder.settings.paths`).
     - prune: between 0 and 1, what the weights of a query may lose in sum (ours): where slopes are
-      all there is, on a CPU, keys too far away to weigh more are left out of texts of 1,024 tokens
+      all there is, on a CPU, keys too far away to weigh more are left out of texts of 1,536 tokens
       and more. `kernels.watch_pruning` tells how much that changes at most.
 
     Raises UserError for shapes, types and numbers that do not fit, what would do nothing, a path

@@ -39,7 +39,7 @@ from ala_encoder.settings.model import CausalModel
 from benchmarks import harness
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "gated_distbias": {"kind": "gated_distbias", "alpha_init": 0.05},
+    "gated_distbias": {"kind": "gated_distbias", "alpha_init": 0.1},
     "alibi": {"kind": "alibi"},
 }
 PRUNE = (1e-2, 1e-3, 1e-4, 1e-6)

@@ -46,6 +46,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let windows be taken however little they save, and however little a call costs."""
     monkeypatch.setattr(MODULE, "_WORTH", math.inf)
     monkeypatch.setattr(MODULE, "_CALL", 0)
+    monkeypatch.setattr(MODULE, "_GROUP", 0)
     monkeypatch.setattr(MODULE, "_LENGTHS", 0)
 
 
@@ -272,7 +273,7 @@ def drawn_for_attend(length: int) -> tuple[list[Tensor], Tensor]:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_attend_prunes_long_texts_alone(causal: bool) -> None:
-    for length, watched in ((1023, 0), (2048, 1)):
+    for length, watched in ((1535, 0), (2048, 1)):
         texts, slopes = drawn_for_attend(length)
         given: dict[str, Any] = {"slopes": slopes, "causal": causal}
         with watch_pruning() as found:
@@ -337,24 +338,24 @@ def test_a_model_prunes_in_evaluation_without_gradient_alone() -> None:
 
 def test_heads_without_slopes_beside_it_and_shared_groups_are_as_before() -> None:
     cells = [["band2", "full#a", "full#a", "full"]] * 2
-    ids = torch.randint(0, 50, (2, 1500), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(0, 50, (2, 1600), generator=torch.Generator().manual_seed(1))
     segments = torch.ones_like(ids)
     segments[1, 900:] = 0
     model, exact = (causal_model(p, heads=cells, mask_operator="pre_softmax") for p in (1e-6, None))
     with torch.no_grad(), watch_pruning() as found:
         near = model.eval()(ids, segments)
-        assert len(found) == 2 and found[0].pairs == 3 * (1500 * 1501 + 900 * 901) // 2
+        assert len(found) == 2 and found[0].pairs == 3 * (1600 * 1601 + 900 * 901) // 2
         gap = (near - exact.eval()(ids, segments))[segments > 0]
     assert gap.abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("slope", [0.0, 1e-4, 0.03])
 def test_where_nothing_is_saved_nothing_is_left_out(slope: float) -> None:
-    texts, _ = drawn_for_attend(1100)
+    texts, _ = drawn_for_attend(1600)
     slopes = torch.full((1,), slope)
     with watch_pruning() as found:
         near = attend(*texts, slopes=slopes, causal=True, prune=1e-9)
-    pairs = 4 * 1100 * 1101 // 2
+    pairs = 4 * 1600 * 1601 // 2
     assert found == [Pruning(pairs, pairs, 0.0, 0.0)]
     assert torch.equal(near, attend(*texts, slopes=slopes, causal=True))
     assert Pruning.together(found).fraction == 1.0 and Pruning.together([]).fraction == 1.0
@@ -375,7 +376,7 @@ LINEAR = {"biases": [{"kind": "alibi"}], "prune": 1e-4}
         ({**LINEAR, "heads": [["band2", "prev1"]]}, 4096, "a post-softmax mask (band2)"),
         ({**LINEAR, "path": "dense"}, 4096, "path = 'dense' computes all"),
         ({**LINEAR, "dropout": 0.1}, 4096, "dropout"),
-        (LINEAR, 1023, "prune: begins at 1024 tokens, texts have 1023"),
+        (LINEAR, 1535, "prune: begins at 1536 tokens, texts have 1535"),
     ],
 )
 def test_a_setting_that_leaves_nothing_out_is_an_error(
@@ -384,7 +385,7 @@ def test_a_setting_that_leaves_nothing_out_is_an_error(
     model = small.settings(
         model={"num_heads": 2, "num_layers": 1}, encoder={"heads": [["full"] * 2]}
     )
-    check_stack(model.model, AttentionSettings.model_validate(LINEAR), 1024)
+    check_stack(model.model, AttentionSettings.model_validate(LINEAR), 1536)
     with pytest.raises(UserError) as caught:
         check_stack(model.model, AttentionSettings.model_validate(given), length)
     assert line in str(caught.value)
@@ -475,7 +476,7 @@ def test_evaluate_refuses_to_prune_where_that_does_nothing(
 ) -> None:
     read, (tokenizer, _) = export.read(exported), small.data(home)
     short = read.card.data.model_copy(update={"length": 512})
-    with pytest.raises(UserError, match="prune: begins at 1024 tokens, texts have 512"):
+    with pytest.raises(UserError, match="prune: begins at 1536 tokens, texts have 512"):
         replace(read, card=read.card.model_copy(update={"data": short})).pruned(1e-3)
     about = {"kind": "classifier", "data": TaskSettings(task="sst2", path=tmp_path)}
     model = Classifier(read.card.model, read.card.encoder, tokenizer.vocab_size, 1)

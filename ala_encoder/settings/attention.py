@@ -48,7 +48,7 @@ class AttentionSettings(Section):
     """Dropout of attention weights; above 0 only the dense path is used."""
     prune: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """What a query's attention weights may lose in sum (ours): in evaluation on a CPU, keys too far
-    away to weigh more are left out of texts of 1,024 tokens and more. None: nothing is."""
+    away to weigh more are left out of texts of 1,536 tokens and more. None: nothing is."""
 
 
 def head_table(attention: AttentionSettings, num_layers: int, num_heads: int) -> HeadTable:

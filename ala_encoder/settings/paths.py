@@ -36,7 +36,7 @@ BANDED_FROM, BANDED_PER_OFFSET = 96, 2
 """`banded` before the softmax: so many, and so many more for each offset that a head sees."""
 BANDED_POST_FROM = 384
 """`banded` after the softmax, which needs the log-sum-exp over all keys as well."""
-PRUNE_FROM = 1024
+PRUNE_FROM = 1536
 """Tokens from which `prune` leaves keys out of `slope`: in less there is little to gain."""
 COMPILED_FROM_STEPS = 2_000
 """Optimizer steps from which `compile: auto` compiles `banded` before the softmax: it takes about
