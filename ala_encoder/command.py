@@ -7,6 +7,7 @@ code 2 with one line for whatever the user can fix. Not for: any work.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import sys
@@ -64,6 +65,24 @@ def run(
         print("interrupted: started again it goes on from its newest checkpoint", file=sys.stderr)
         return 130
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with an exit code, for pipelines whose ranks have talked to each other.
+
+    A thread of gloo may still hold the tensors of the last collective. If it gives them back while
+    Python tears itself down, the process ends with SIGABRT (pytorch/pytorch#179291), a failed job
+    whose results are all written. So exit hooks run and streams are flushed, and that is all.
+    """
+    if "torch" in sys.modules:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                code = code or 120  # as Python does
+        os._exit(code)
+    sys.exit(code)
 
 
 def _tell(what: str, error: Exception) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ala_encoder.command import run
+from ala_encoder.command import leave, run
 from ala_encoder.errors import UserError, nearest, shown
 from ala_encoder.settings.experiment import EvaluateRun, find_export
 from ala_encoder.settings.task import TaskSettings
@@ -214,4 +213,4 @@ def _labelled(exported: Export, settings: EvaluateRun) -> _Data:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, EvaluateRun, __doc__ or "", json_flag=True, positional="export"))
+    leave(run(main, EvaluateRun, __doc__ or "", json_flag=True, positional="export"))

@@ -6,11 +6,10 @@ Many:          deepspeed --num_gpus N --module pipelines.finetune_glue CONFIG.ya
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from ala_encoder import ranks
-from ala_encoder.command import run
+from ala_encoder.command import leave, run
 from ala_encoder.parameters import count
 from ala_encoder.settings.experiment import FinetuneRun, find_export
 from ala_encoder.settings.train import split_batch
@@ -84,4 +83,4 @@ def _card(settings: FinetuneRun, start: Start, data: TaskData) -> Card:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, FinetuneRun, __doc__ or ""))
+    leave(run(main, FinetuneRun, __doc__ or ""))

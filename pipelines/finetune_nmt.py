@@ -6,11 +6,10 @@ Many:          deepspeed --num_gpus N --module pipelines.finetune_nmt CONFIG.yam
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from ala_encoder import ranks
-from ala_encoder.command import run
+from ala_encoder.command import leave, run
 from ala_encoder.parameters import count
 from ala_encoder.settings.experiment import find_export
 from ala_encoder.settings.train import split_batch
@@ -99,4 +98,4 @@ def _card(
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, TranslationRun, __doc__ or ""))
+    leave(run(main, TranslationRun, __doc__ or ""))

@@ -6,11 +6,10 @@ Many:          deepspeed --num_gpus N --module pipelines.pretrain CONFIG.yaml â€
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from ala_encoder import ranks
-from ala_encoder.command import run
+from ala_encoder.command import leave, run
 from ala_encoder.parameters import count
 from ala_encoder.settings.experiment import PretrainRun
 from ala_encoder.settings.train import split_batch
@@ -76,4 +75,4 @@ def _card(settings: PretrainRun, tokenizer: Tokenizer, data_name: str) -> Card:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, PretrainRun, __doc__ or ""))
+    leave(run(main, PretrainRun, __doc__ or ""))

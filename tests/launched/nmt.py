@@ -14,6 +14,7 @@ import torch
 
 from ala_encoder import averaging, parallel_corpus, ranks, runs, translation
 from ala_encoder import engine as engines
+from ala_encoder.command import leave
 from ala_encoder.engine import Engine
 from ala_encoder.models import Seq2Seq
 from ala_encoder.settings.loader import check
@@ -126,3 +127,4 @@ def main(home: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(next(word for word in sys.argv[1:] if not word.startswith("--"))))
+    leave(0)

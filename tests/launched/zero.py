@@ -14,6 +14,7 @@ import torch
 
 from ala_encoder import engine as engines
 from ala_encoder import ranks
+from ala_encoder.command import leave
 from ala_encoder.errors import RunStopped
 from tests.launched import small
 
@@ -120,3 +121,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(next(word for word in sys.argv[1:] if not word.startswith("--"))))
+    leave(0)
