@@ -46,7 +46,9 @@ def attend(
 
     q: [B, G, Q, d] and k: [B, G, K, d] of G Q/K groups, v: [B, H, K, d] of H heads. Returns
     [B, H, Q, d]; a query with nothing to see, padding too, gives 0. What lies at padding never
-    matters, not even a NaN. Every path gives the same numbers.
+    matters, not even a NaN. Every path gives the same numbers, in the dtype of q, k and v or better
+    also under autocast. Second derivatives exist on `dense` alone, elsewhere they raise
+    RuntimeError; torch.func transforms are not supported.
 
     - heads: a cell for each of the H heads: full (the default), identity, prevK, nextK, bandK.
       Without groups G = H; cells of one `#group` share a q and k, groups in order of first use.
@@ -106,8 +108,8 @@ def attend(
         every.columns_of(0),
         case,
         visibility,
-        slopes=None if slopes is None else slopes.float(),
-        bias=bias,
+        slopes=None if slopes is None else _real_slopes(slopes, visibility.real),
+        bias=None if bias is None else _bias_of(bias, (*v.shape[:2], q.shape[2])),
         ratio=ratio,
         dropout=dropout,
         path=path,
@@ -173,15 +175,16 @@ def _check_shapes(
         raise UserError("memory_segments: do nothing without `cross`")
     if slopes is not None:
         shape = (batch, num_heads, queries)
-        fits = slopes.dim() <= 3 and all(
-            size in (1, whole)
-            for size, whole in zip(reversed(slopes.shape), reversed(shape), strict=False)
-        )
-        if not fits:
+        if not _broadcasts(slopes.shape, shape):
             raise UserError(
                 f"slopes: have shape {list(slopes.shape)}, needed is {list(shape)} or what "
                 "broadcasts to it"
             )
+
+
+def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    sizes = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(size in (1, whole) for size, whole in sizes)
 
 
 def _check_numbers(
@@ -196,6 +199,35 @@ def _check_numbers(
     # On a GPU a look at the numbers would wait for them.
     if slopes is not None and slopes.device.type == "cpu" and bool((slopes < 0).any()):
         raise UserError(f"slopes: hold {float(slopes.detach().min())}, allowed are 0 and above")
+
+
+def _real_slopes(slopes: Tensor, real: Tensor | None) -> Tensor:
+    """Return slopes in float32 or better, 0 at padding."""
+    slopes = slopes.to(torch.promote_types(slopes.dtype, torch.float32))
+    if real is None or slopes.dim() == 0 or slopes.shape[-1] == 1:
+        return slopes
+    return torch.where(real[:, None], slopes, 0.0)
+
+
+def _bias_of(
+    bias: Callable[[Tensor], Tensor], rows: tuple[int, int, int]
+) -> Callable[[Tensor], Tensor]:
+    """Return a bias that is checked, and has a column for each offset; rows: [B, H, Q]."""
+
+    def checked(offset: Tensor) -> Tensor:
+        found = bias(offset)
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
+            raise UserError(f"bias: returned {kind}, needed is a tensor of floating-point numbers")
+        wanted = (*rows, offset.shape[-1])
+        if not _broadcasts(found.shape, wanted):
+            raise UserError(
+                f"bias: returned shape {list(found.shape)} for offsets of shape "
+                f"{list(offset.shape)}, needed is {list(wanted)} or what broadcasts to it"
+            )
+        return torch.broadcast_tensors(found, offset)[0]  # type: ignore[no-untyped-call,no-any-return]
+
+    return checked
 
 
 def _check_prune(prune: float, given: Sequence[Tensor | None]) -> None:

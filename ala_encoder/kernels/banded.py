@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ala_encoder.kernels.lse import log_sum_exp
+from ala_encoder.kernels.once import once
 from ala_encoder.kernels.visibility import combine
 
 
@@ -92,7 +93,7 @@ def shift(x: Tensor, offset: int) -> Tensor:
     """Return y with y_i = x_{i + offset}, 0 outside: x [B, H, T, d] → [B, H, T, d]."""
     length = x.shape[2]
     if abs(offset) >= length:
-        return torch.zeros_like(x)
+        return F.pad(x[:, :, :0], (0, 0, 0, length))
     if offset >= 0:
         return F.pad(x[:, :, offset:], (0, 0, 0, offset))
     return F.pad(x[:, :, :offset], (0, 0, -offset, 0))
@@ -140,11 +141,9 @@ class _Band:
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Return q_i·k_j / sqrt(d), [B, H, n, size, width], float32 or better."""
-        # Scaled before the product where fp16 could not hold it; else after it, which is less.
-        scale, is_half = q.shape[-1] ** -0.5, torch.finfo(q.dtype).bits < 32
-        q = q * scale if is_half else q
-        scores = self.rows(q) @ self.windows(k).transpose(-1, -2)
-        return scores.float() if is_half else scores * scale
+        wide = torch.promote_types(q.dtype, torch.float32)  # half precision would round them
+        scores = self.rows(q.to(wide)) @ self.windows(k.to(wide)).transpose(-1, -2)
+        return scores * q.shape[-1] ** -0.5
 
     def mix(self, weights: Tensor, v: Tensor) -> Tensor:
         """Weights [B, H, n, size, width] and v [B, H, T, d] → [B, H, T, d]."""
@@ -192,6 +191,7 @@ class _Windows(torch.autograd.Function):
         return windows
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,) = grads
         batch, heads, number, width, dim = grad.shape

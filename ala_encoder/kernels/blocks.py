@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ala_encoder.kernels.features import TILE, document_columns, slope_columns, slope_error, widen
+from ala_encoder.kernels.once import once
 from ala_encoder.kernels.tiles import Tiles
 
 _BLOCK = 256
@@ -89,6 +90,7 @@ class _NearAndFar(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Tensor) -> Any:
         *given, out, lse = ctx.saved_tensors
         near, far = _cut(ctx, *given)

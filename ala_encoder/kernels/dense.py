@@ -29,9 +29,8 @@ def dense(
     without renormalising (Pande et al.). Heads of one group share one map: it is computed once
     unless biases differ by head. Returns [B, H, Q, d] and the weights [B, H, Q, K], `keep` applied.
     """
-    # Scaled before the product, which fp16 could not hold otherwise.
-    scores = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    wide = torch.promote_types(q.dtype, torch.float32)  # half precision would round scores
+    scores = q.to(wide) * q.shape[-1] ** -0.5 @ k.to(wide).transpose(-2, -1)
     if bias is not None and groups is not None:
         scores, groups = scores[:, list(groups)], None
     mask, empty = combine(bias, visible)

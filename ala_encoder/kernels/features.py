@@ -21,18 +21,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 TILE = 16
-_APART = 2.0**12
-"""c above: at a head width of 256 keys of other documents still stand 256 below."""
+_APART = 2.0**60
+"""c above: no q·k comes near it, and what it costs in digits is those of hidden keys alone."""
 _LARGEST = 2048
 """Numbers up to which documents keep them; larger ones would take more columns than are needed."""
 
 
 def slope_columns(slopes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return columns for −a_i (i − j), q's [B, H, T, 2] and k's [T, 2], float32.
+    """Return columns for −a_i (i − j), q's [B, H, T, 2] and k's [T, 2].
 
-    slopes: float32 [B, H, T]; `scale` multiplies the kernel's scores, so q's are divided by it.
+    slopes: [B, H, T]; `scale` multiplies the kernel's scores, so q's are divided by it.
     """
-    positions = torch.arange(slopes.shape[2], dtype=torch.float32, device=slopes.device)
+    positions = torch.arange(slopes.shape[2], dtype=slopes.dtype, device=slopes.device)
     steep = slopes / scale
     ones = torch.ones_like(positions)
     return torch.stack([-(steep * positions), steep], -1), torch.stack([ones, positions], -1)
@@ -41,10 +41,10 @@ def slope_columns(slopes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def slope_error(slopes: Tensor, scale: float) -> Tensor:
     """Return by how much the scores of `slope_columns` are off, a row's constant: [B, H, T]."""
-    positions = torch.arange(slopes.shape[2], dtype=torch.float32, device=slopes.device)
+    positions = torch.arange(slopes.shape[2], dtype=slopes.dtype, device=slopes.device)
     steep = slopes / scale
     exact = steep.double() * positions.double()
-    return ((exact - (steep * positions).double()) * scale).float()
+    return ((exact - (steep * positions).double()) * scale).to(slopes.dtype)
 
 
 def numbered(segments: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def numbered(segments: Tensor) -> Tensor:
     steps = torch.zeros_like(values)
     steps[:, 0] = values[:, 0] > 0
     steps[:, 1:] = values[:, 1:] != values[:, :-1]
-    return torch.empty_like(steps).scatter_(1, order, steps.cumsum(1))
+    return torch.empty_like(steps).scatter_(1, order, steps.cumsum(1, dtype=steps.dtype))
 
 
 def filled(segments: Tensor) -> Tensor:

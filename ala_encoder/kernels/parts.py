@@ -73,11 +73,15 @@ def mix(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring) -> Tens
     """Return the mixed values of all heads: [B, H, Q, d].
 
     q: [B, G, Q, d] and k: [B, G, K, d] of the G Q/K groups (None: no head has any); v:
-    [B, H, K, d]. Raises UserError when the path asked for by name cannot compute a head.
+    [B, H, K, d]. All is computed in their dtype or better, also under autocast. Raises UserError
+    when the path asked for by name cannot compute a head.
     """
-    if v.device.type == "cpu" and not all(x is None or is_finite(x) for x in (q, k, v)):
-        return _mix_strays(q, k, v, scoring)
-    return _mix(q, k, v, scoring)
+    with torch.autocast(v.device.type, enabled=False):
+        if 0 in v.shape or (q is not None and 0 in q.shape):
+            return _mix_nothing(q, k, v)
+        if v.device.type == "cpu" and not all(x is None or is_finite(x) for x in (q, k, v)):
+            return _mix_strays(q, k, v, scoring)
+        return _mix(q, k, v, scoring)
 
 
 def _mix(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring) -> Tensor:
@@ -91,9 +95,17 @@ def _mix(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring) -> Ten
     return torch.cat(mixed, 1)[:, back]
 
 
+def _mix_nothing(q: Tensor | None, k: Tensor | None, v: Tensor) -> Tensor:
+    """Mix no texts, no queries or no keys: [B, H, Q, d], all 0, with gradients of 0."""
+    queries = v.shape[2] if q is None else q.shape[2]
+    mixed = v.sum(2, keepdim=True).expand(-1, -1, queries, -1)
+    return mixed if q is None or k is None else mixed + 0.0 * (q.sum() + k.sum())
+
+
 def is_finite(x: Tensor) -> bool:
     """Tell whether all is finite, in one pass; a sum that overflows counts as not."""
-    return bool(torch.isfinite(x.detach().sum()))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return bool(torch.isfinite(x.detach().sum(dtype=wide)))
 
 
 def _mix_strays(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring) -> Tensor:

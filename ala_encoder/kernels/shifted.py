@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ala_encoder.kernels.banded import shift
+from ala_encoder.kernels.once import once
 
 
 @cache
@@ -39,6 +40,7 @@ def compiled(backend: str = "inductor") -> Callable[..., Tensor]:
             return mixed
 
         @staticmethod
+        @once
         def backward(ctx: Any, *grads: Tensor) -> Any:
             (grad,) = grads
             q, k, v, weights = ctx.saved_tensors

@@ -49,7 +49,7 @@ def slope(
     0 is padding, equal numbers see each other. Returns [B, H, T, d], 0 at padding. Bidirectional
     attention runs on a CPU only (on CUDA `flex` does it).
     """
-    slopes = slopes.float().expand(q.shape[:3]).contiguous()  # a gate comes transposed
+    slopes = slopes.to(q.dtype).expand(q.shape[:3]).contiguous()  # a gate comes transposed
     segments = None if segments is None else numbered(segments)
     if q.device.type == "cpu" and q.shape[2] <= _SHORT:
         mixed = in_tiles(q, k, v, slopes, segments, causal=causal)

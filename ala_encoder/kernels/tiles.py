@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ala_encoder.kernels.once import once
+
 # Of 2^17 … 2^20 numbers and 64 … 512 rows these were the fastest at 128 and 512 tokens
 # (docs/log.md), on a processor with 2 MiB of cache a core.
 _NUMBERS = 2**19
@@ -130,8 +132,8 @@ def in_tiles(
 ) -> Tensor:
     """Compute softmax(q_i·k_j/sqrt(d) − slopes_i |i − j|) v; `causal` hides j > i.
 
-    q, k, v: [B, H, T, d]; slopes: float32 [B, H, T]; segments: int [B, T], equal numbers see each
-    other, so that padding sees padding. Returns [B, H, T, d].
+    q, k, v: [B, H, T, d]; slopes: [B, H, T]; segments: int [B, T], equal numbers see each other, so
+    that padding sees padding. Returns [B, H, T, d].
     """
     mixed: Tensor = _InTiles.apply(  # type: ignore[no-untyped-call]
         q, k, v, slopes, segments, causal
@@ -153,6 +155,7 @@ class _InTiles(torch.autograd.Function):
         return out.view(v.shape)
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Tensor) -> Any:
         q, k, v, slopes, segments = ctx.saved_tensors
         tiles = _whole(q, k, v, slopes, segments, ctx.causal)
@@ -165,7 +168,7 @@ class _InTiles(torch.autograd.Function):
             ds = torch.bmm(grad[tile], tiles.v[keys].transpose(1, 2), out=scores)
             torch._softmax_backward_data(ds, weights, -1, ds.dtype, grad_input=ds)
             tiles.add_gradients(tile, keys, ds, (dq, dk, da))
-        return *(x.view(q.shape) for x in (dq, dk, dv)), da.view(slopes.shape).float(), None, None
+        return *(x.view(q.shape) for x in (dq, dk, dv)), da.view(slopes.shape), None, None
 
 
 def _whole(

@@ -34,8 +34,9 @@ SLOPE_FROM = 32
 """`slope`."""
 BANDED_FROM, BANDED_PER_OFFSET = 96, 2
 """`banded` before the softmax: so many, and so many more for each offset that a head sees."""
-BANDED_POST_FROM = 384
-"""`banded` after the softmax, which needs the log-sum-exp over all keys as well."""
+BANDED_POST_FROM, BANDED_POST_PER_OFFSET = 320, 3
+"""The same after the softmax, which needs the log-sum-exp over all keys as well; for each offset of
+the widest head, since heads share what is computed."""
 PRUNE_FROM = 1536
 """Tokens from which `prune` leaves keys out of `slope`: in less there is little to gain."""
 COMPILED_FROM_STEPS = 2_000
@@ -157,9 +158,10 @@ def plan(heads: Sequence[Head], case: Case, asked: str = "auto") -> tuple[Part, 
 @lru_cache(maxsize=4096)
 def _plan(heads: tuple[Head, ...], case: Case, asked: str) -> tuple[Part, ...]:
     found: dict[tuple[tuple[tuple[int, Path], ...], bool], list[int]] = {}
+    widest = max((len(head.offsets()) for head in heads if head.is_local), default=0)
     for place, head in enumerate(heads):
         named = [path for path in PATHS if path == asked]
-        ladder = ((0, named[0]),) if named else _ladder(head, case)
+        ladder = ((0, named[0]),) if named else _ladder(head, case, widest)
         is_free = case.is_pre_softmax and head.is_single_key and ladder == ((0, "banded"),)
         found.setdefault((ladder, not is_free), []).append(place)
     return tuple(Part(tuple(places), *key) for key, places in found.items())
@@ -176,24 +178,27 @@ def at_length(parts: tuple[Part, ...], length: int) -> tuple[Part, ...]:
     return (Part(heads, ((0, "dense"),)), *others)
 
 
-def _ladder(head: Head, case: Case) -> tuple[tuple[int, Path], ...]:
+def _ladder(head: Head, case: Case, widest: int) -> tuple[tuple[int, Path], ...]:
     """Return the steps of `_preferred` that can be done; a step ends all that begin later."""
     steps: list[tuple[int, Path]] = [(0, "dense")]
-    for start, path in _preferred(head, case):
+    for start, path in _preferred(head, case, widest):
         if refusal(path, head, case) is None:
             steps = [step for step in steps if step[0] < start] + [(start, path)]
     return tuple(steps)
 
 
-def _preferred(head: Head, case: Case) -> Iterator[tuple[int, Path]]:
-    """Yield what beats `dense`, and then what beats that, and from which length."""
+def _preferred(head: Head, case: Case, widest: int) -> Iterator[tuple[int, Path]]:
+    """Yield what beats `dense`, and then what beats that, and from which length.
+
+    widest: the most offsets that a local head of the layer sees.
+    """
     yield _sdpa_from(head, case), "sdpa"
     yield SLOPE_FROM, "slope"
     seen = offsets(head, case)
     if case.is_pre_softmax and head.is_single_key:
         yield 0, "banded"
     elif head.is_local and not case.is_pre_softmax:
-        yield BANDED_POST_FROM, "banded"
+        yield BANDED_POST_FROM + BANDED_POST_PER_OFFSET * widest, "banded"
     elif seen is not None:
         yield BANDED_FROM + BANDED_PER_OFFSET * len(seen), "banded"
 
