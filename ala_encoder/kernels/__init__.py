@@ -11,8 +11,9 @@ never leaks, not even a NaN (`attention` empties it).
 from ala_encoder.kernels.banded import banded_one, banded_post, banded_pre
 from ala_encoder.kernels.dense import dense
 from ala_encoder.kernels.flex import flex
-from ala_encoder.kernels.parts import Scoring, mix, mix_in_the_open
+from ala_encoder.kernels.parts import mix, mix_in_the_open
 from ala_encoder.kernels.pruned import Pruning, pruned, watch_pruning
+from ala_encoder.kernels.scoring import Scoring
 from ala_encoder.kernels.sdpa import sdpa
 from ala_encoder.kernels.slope import slope
 from ala_encoder.kernels.visibility import Visibility, combine

@@ -143,7 +143,7 @@ class _Band:
         """Return q_i·k_j / sqrt(d), [B, H, n, size, width], float32 or better."""
         wide = torch.promote_types(q.dtype, torch.float32)  # half precision would round them
         scores = self.rows(q.to(wide)) @ self.windows(k.to(wide)).transpose(-1, -2)
-        return scores * q.shape[-1] ** -0.5
+        return scores * float(q.shape[-1] ** -0.5)
 
     def mix(self, weights: Tensor, v: Tensor) -> Tensor:
         """Weights [B, H, n, size, width] and v [B, H, T, d] → [B, H, T, d]."""

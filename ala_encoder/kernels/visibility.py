@@ -29,7 +29,7 @@ class Visibility:
     keys: Tensor | None = None
     causal: bool = False
     is_step: bool = False
-    _known: dict[str, Any] = field(default_factory=dict)
+    _known: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, segments: Tensor | None, *, causal: bool = False) -> Visibility:
@@ -145,9 +145,12 @@ class Visibility:
         return document_columns(filled(queries), filled(keys))
 
     def _once(self, name: str, make: Callable[..., Any], *given: object) -> Any:
-        if name not in self._known:
-            self._known[name] = make(*given)
-        return self._known[name]
+        if name in self._known:  # told by `of_step` or `at`, whatever the sizes
+            return self._known[name]
+        key = (name, *(size for size in given if isinstance(size, int)))
+        if key not in self._known:
+            self._known[key] = make(*given)
+        return self._known[key]
 
 
 def _blind(segments: Tensor, keys: Tensor) -> Tensor:
