@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from ala_encoder.errors import RunStopped, UserError, nearest
 from ala_encoder.settings.loader import check, load
+from ala_encoder.settings.outline import outline
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -62,7 +63,11 @@ def run(
         _tell("error", UserError(f"{error.filename}: {error.strerror}"))
         return 2
     except KeyboardInterrupt:
-        print("interrupted: started again it goes on from its newest checkpoint", file=sys.stderr)
+        again = "started again it goes on from its newest checkpoint"
+        print(
+            f"interrupted: {again}" if "train" in cls.model_fields else "interrupted",
+            file=sys.stderr,
+        )
         return 130
     return 0
 
@@ -76,7 +81,7 @@ def leave(code: int) -> NoReturn:
     """
     if "torch" in sys.modules:
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it came closed
             try:
                 stream.flush()
             except OSError:
@@ -104,7 +109,7 @@ def _parse(
     parser = _Parser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_outline(cls),
+        epilog=outline(cls),
         allow_abbrev=False,
     )
     words = "CONFIG.yaml, section.key=value" + (f", or a value of {positional}" * bool(positional))
@@ -162,34 +167,3 @@ def _existing(path: Path) -> Path:
         names = [p.name for p in folder.glob("*.yaml")] if folder.is_dir() else []
         raise UserError(f"{path}: no such settings file{nearest(path.name, names)}")
     return path
-
-
-def _outline(cls: type[BaseModel]) -> str:
-    """List a settings class for --help: every key with its default and meaning."""
-    lines = ["settings:"]
-    for name, field in cls.model_fields.items():
-        default = "required" if field.is_required() else f"default {_short(field.default)}"
-        text = (field.description or "").splitlines()
-        inner = _section(field.annotation)
-        lines.append(
-            f"  {name:<12} {text[0] if text else (inner.__doc__ or '').splitlines()[0]}"
-            if inner
-            else f"  {name:<12} {text[0] if text else ''} ({default})"
-        )
-        if inner is not None:
-            for key, value in inner.model_fields.items():
-                about = (value.description or "").splitlines()
-                shown = "required" if value.is_required() else _short(value.default)
-                lines.append(f"    {name}.{key:<28} {shown:<12} {about[0] if about else ''}")
-    return "\n".join(lines)
-
-
-def _short(value: Any) -> str:
-    return "none" if value is None else str(value)
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    from ala_encoder.settings.loader import models_in
-
-    found = list(models_in(annotation))
-    return found[0] if len(found) == 1 else None

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from ala_encoder import __version__, banks, glue
 from ala_encoder.errors import UserError
 from ala_encoder.files import folder_aside, read_json, write_json, write_text
+from ala_encoder.heads import HeadTable
 from ala_encoder.models import Classifier, Encoder, MaskedLM, Seq2Seq
+from ala_encoder.parameters import heads_without_qk
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.base import Section
 from ala_encoder.settings.corpus import CorpusSettings
@@ -64,6 +66,11 @@ class AnyCard(Section):
 
     @property
     @abstractmethod
+    def tables(self) -> dict[str, HeadTable]:
+        """The head table of every section."""
+
+    @property
+    @abstractmethod
     def about(self) -> str:
         """What it is, for the model card."""
 
@@ -81,6 +88,10 @@ class Card(AnyCard):
     @property
     def family(self) -> str:
         return self.model.family
+
+    @property
+    def tables(self) -> dict[str, HeadTable]:
+        return check_stacks(self.model, {"encoder": self.encoder}, self.model.max_length)
 
     @property
     def about(self) -> str:
@@ -115,6 +126,10 @@ class TranslationCard(AnyCard):
         return self.model.family
 
     @property
+    def tables(self) -> dict[str, HeadTable]:
+        return check_stacks(self.model, self.sections, self.model.max_length)
+
+    @property
     def about(self) -> str:
         languages = " to ".join(self.data.languages)
         return f"A translation model, {languages}, variant `{self.variant}`, seed {self.seed}."
@@ -146,7 +161,7 @@ class Export:
         """Return the weights that the card's model has a place for."""
         path, model = self.folder / WEIGHTS, self.card.model
         _check_layers(model.num_layers, self.state, path)
-        table = check_stack(model, self.card.encoder, model.max_length)
+        table = self.card.tables["encoder"]
         return banks.fitted(self.state, table, model.dim, "encoder.stack.bank.", str(path))
 
     def _model(self) -> MaskedLM | Classifier:
@@ -184,8 +199,7 @@ class TranslationExport:
     def _fitted(self) -> dict[str, Tensor]:
         path, model, state = self.folder / WEIGHTS, self.card.model, self.state
         _check_layers(model.num_layers + model.num_decoder_layers, state, path)
-        tables = check_stacks(model, self.card.sections, model.max_length)
-        for section, table in tables.items():
+        for section, table in self.card.tables.items():
             bank = "decoder.cross_bank." if section == "cross" else f"{section}.bank."
             state = banks.fitted(state, table, model.dim, bank, str(path))
         return state
@@ -305,6 +319,7 @@ def readme(card: AnyCard) -> str:
         f"- parameters: {card.parameters['total']:,} in all, "
         f"{card.parameters['encoder_attention']:,} in Q, K, V and output projections, "
         f"{card.parameters['qk_groups']} Q/K groups",
+        *_without_qk(card),
         f"- data: {card.data_name}",
         *([f"- weights: the mean of {', '.join(card.averaged)}"] if card.averaged else []),
         "",
@@ -316,6 +331,14 @@ def readme(card: AnyCard) -> str:
         "`python -m pipelines.evaluate export=FOLDER`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _without_qk(card: AnyCard) -> list[str]:
+    found = heads_without_qk(card.tables)
+    names = [name for section in found.values() for name in section]
+    counts = ", ".join(f"{len(section)} in {name}" for name, section in found.items() if section)
+    listed = ", ".join(names)
+    return [f"- heads without Q and K (counted from 0): {counts}: {listed}"] if names else []
 
 
 def check_task(card: Card, task: glue.Task) -> None:

@@ -46,6 +46,23 @@ def bias_parameters(attention: AttentionSettings, table: HeadTable, dim: int) ->
     )
 
 
+def heads_without_qk(tables: Mapping[str, HeadTable]) -> dict[str, list[str]]:
+    """Name by section the heads that have no Q and K, such as `encoder layer 2 head 1 prev1`.
+
+    These are pre-softmax heads of one key, whose weight is 1 whatever the score. Layers and heads
+    are counted from 0, as in the keys of weights.
+    """
+    return {
+        section: [
+            f"{section} layer {layer} head {column} {head}"
+            for layer, row in enumerate(table.rows)
+            for column, head in enumerate(row)
+            if not table.has_scores(head)
+        ]
+        for section, table in tables.items()
+    }
+
+
 def count(
     model: ModelSettings,
     attention: Mapping[str, AttentionSettings | None],

@@ -1,6 +1,7 @@
 """Beam search against `generate` of transformers: the same weights, the same sentences.
 
     python -m benchmarks.decoding [--sentences 96] [--batch-tokens 1024,2048,4096] [--json]
+                                  [--into benchmarks/decoding.md]
 
 Transformer-base with 32,768 entries of vocabulary, beam 4, float32. Random weights would never end
 a sentence, so a head of the first decoder layer is set to copy: translations are as long as their
@@ -14,7 +15,6 @@ sentence have finished (`early_stopping` there).
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -175,30 +175,40 @@ def records(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a table, or with --json a list of records."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    """Print a table, or with --json a list of records; a mistake is one line and exit code 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = harness.Parser(__doc__)
+    tokens = harness.several(harness.whole(2**20))
+    parser.add_argument("--sentences", type=harness.whole(100_000), default=96)
+    parser.add_argument("--batch-tokens", type=tokens, default="1024,2048,4096")
+    parser.add_argument("--rounds", type=harness.whole(1000), default=3)
+    parser.add_argument(
+        "--size", type=harness.one_of(VOCAB), default="base", help="base, or for tests small"
     )
-    parser.add_argument("--sentences", type=int, default=96)
-    parser.add_argument("--batch-tokens", default="1024,2048,4096", help="comma-separated")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--size", choices=list(VOCAB), default="base", help="small: for tests")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(argv)
-    tokens = [int(number) for number in given.batch_tokens.split(",")]
-    found = records(given.size, given.sentences, tokens, given.rounds)
-    if given.json:
-        print(json.dumps(found, allow_nan=False))
-        return 0
-    print(", ".join(f"{key} {value}" for key, value in harness.environment().items()), end="\n\n")
-    head = ("batch tokens", "ours/s", "theirs/s", "unsorted/s", "ratio", "(least, largest)",
-            "to unsorted", "same")  # fmt: skip
-    print(harness.table(head, [_cells(record) for record in found]))
+    parser.add_argument("--json", action="store_true", help="print records for programs")
+    parser.add_argument("--into", type=harness.report, help="file whose results are replaced")
+    given = parser.read(argv)
+    found = records(given.size, given.sentences, given.batch_tokens, given.rounds)
     ours_best, theirs_best = (
         max(record[name] for record in found) for name in ("sentences_a_second", "theirs_a_second")
     )
-    print(f"\nours at its best size of batches to theirs at its own: {ours_best / theirs_best:.2f}")
+    heading = harness.heading("benchmarks.decoding", argv)
+    text = (
+        f"{heading}\n\n{harness.table(_HEAD, [_cells(record) for record in found])}\n\n"
+        f"ours at its best size of batches to theirs at its own: {ours_best / theirs_best:.2f}"
+    )
+    if given.into is not None:
+        harness.put(given.into, text)
+    if given.json:
+        print(heading, file=sys.stderr)
+        print(json.dumps(found, allow_nan=False))
+    else:
+        print(text)
     return 0
+
+
+_HEAD = ("batch tokens", "ours/s", "theirs/s", "unsorted/s", "ratio", "(least, largest)",
+         "to unsorted", "same")  # fmt: skip
 
 
 def _cells(record: dict[str, Any]) -> list[str]:

@@ -12,11 +12,12 @@ from torch import Tensor
 from ala_encoder import banks, export, hub
 from ala_encoder.attention import QKBank
 from ala_encoder.errors import UserError
+from ala_encoder.export import TranslationCard
 from ala_encoder.heads import HeadTable
-from ala_encoder.models import MaskedLM
+from ala_encoder.models import MaskedLM, Seq2Seq
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.model import EncoderModel
-from tests.launched import small
+from tests.launched import nmt, small
 from tests.test_export import card_of
 
 DIM = 12
@@ -107,6 +108,30 @@ def test_an_export_from_before_is_read_with_a_count(
     export.write(tmp_path / "lacking", card_of(run, tokenizer), tokenizer, table_state)
     with pytest.raises(UserError, match="missing"):
         export.read(tmp_path / "lacking").build()
+
+
+def test_a_translation_export_from_before_is_read_with_a_count_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = [["prev1", "full", "identity", "band1"], ["full"] * 4]
+    decoder = {"mask_operator": "pre_softmax", "heads": heads}
+    run = nmt.settings(tmp_path, decoder=decoder)
+    tokenizer = nmt.tokenizer_of(run)
+    old = nmt.settings(tmp_path, decoder={**decoder, "mask_operator": "post_softmax"})
+    state = Seq2Seq(old.model, old.sections, tokenizer.vocab_size).state_dict()
+    card = TranslationCard(
+        variant="v", seed=1, run_name="r", vocab_size=tokenizer.vocab_size, model=run.model,
+        **run.sections, data=run.data, data_name="x", search=run.search,
+        parameters={"total": 1, "encoder_attention": 1, "qk_groups": 1},
+    )  # fmt: skip
+    export.write(tmp_path / "old", card, tokenizer, state)
+    capsys.readouterr()
+    built = export.read_translation(tmp_path / "old").build()
+    numbers = 2 * 2 * 8 * 32  # q and k of two heads, 8 of 32 wide
+    assert f"Q and K of 2 heads dropped ({numbers:,} numbers)" in capsys.readouterr().err
+    assert sum(t.numel() for t in state.values()) == numbers + sum(
+        t.numel() for t in built.state_dict().values()
+    )
 
 
 def test_a_bert_is_read_with_a_count_of_what_it_has_too_much(

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from ala_encoder import engine
 from ala_encoder.kernels import shifted
-from benchmarks import attention, decoding, harness
+from benchmarks import attention, decoding, harness, nmt_training
+from tests.strings import ROOT
 
 
 def test_every_case_and_path_is_one_record_a_pass(
@@ -30,10 +36,134 @@ def test_every_case_and_path_is_one_record_a_pass(
     assert all(record["seconds"] > 0 and record["length"] == 16 for record in found)
 
 
-def test_an_unknown_case_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--cases fool", "--cases: 'fool': allowed are full, full_causal, band2_pre"),
+        ("--paths full,slop", "--paths: 'full': allowed are sdpa"),
+        ("--paths slop", "(did you mean 'slope'?)"),
+        ("--paths flex --lengths 16", "full on flex: on a CPU FlexAttention is a check"),
+        ("--paths dense --lengths 5000", "full on dense: not timed above 4,096 tokens"),
+        ("--paths slope --cases full", "no path of full is slope"),
+        ("--lengths 0", "--lengths: '0': allowed are whole numbers from 1 to 1,048,576"),
+        ("--lengths -1", "--lengths: '-1'"),
+        ("--lengths 16,abc", "--lengths: 'abc'"),
+        ("--lengths 16,", "--lengths: ''"),
+        ("--lengths 99999999", "--lengths: '99999999'"),
+        ("--tokens 0", "--tokens: '0'"),
+        ("--head-dim 2.5", "--head-dim: '2.5'"),
+        ("--rounds 0", "--rounds: '0'"),
+        ("--dtype bfloat", "(did you mean 'bfloat16'?)"),
+        ("--lenghts 16", "--lenghts: no such option (did you mean '--lengths'?)"),
+        ("--lenghts=16", "(did you mean '--lengths'?)"),
+        ("--json=x", "--json: "),
+        ("--lengths", "--lengths: expected one argument"),
+        ("--into nowhere/x.md", "--into: nowhere/x.md: cannot be changed: No such file"),
+        ("--into README.md", "--into: README.md: needs a line '<!-- measured on "),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert line in refused(attention.main, words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--size bse", "--size: 'bse': allowed are base, small (did you mean 'base'?)"),
+        ("--batch-tokens 0", "--batch-tokens: '0'"),
+        ("--sentences none", "--sentences: 'none'"),
+        ("--rounds -2", "--rounds: '-2'"),
+        ("--into x.md", "--into: x.md"),
+        ("--sentence 4", "(did you mean '--sentences'?)"),
+    ],
+)
+def test_so_it_is_of_the_search(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert line in refused(decoding.main, words, capsys)
+
+
+def refused(main: Any, words: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit, match="2"):
-        attention.main(["--cases", "fool"])
-    assert "'fool'; allowed are full, full_causal" in capsys.readouterr().err
+        main(words.split())
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: ") and told.err.count("\n") == 1
+    return told.err
+
+
+HALF = "half precision cannot hold its columns"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "setting", "why"),
+    [
+        ("full", "sdpa", {}, None),
+        ("full", "flex", {}, None),
+        ("full", "auto", {}, None),
+        ("band2_pre", "banded", {}, None),
+        ("band2_pre", "banded_compiled", {}, None),
+        ("band2_post", "auto", {}, None),
+        ("gated_distbias_causal", "flex", {}, None),
+        ("gated_distbias_causal", "slope", {}, HALF),
+        ("gated_distbias_causal", "slope", {"is_half": False}, None),
+        ("gated_distbias_bidirectional", "slope", {"is_half": False}, "does not run on cuda"),
+        ("band2_post", "banded", {}, HALF),
+        ("band2_post_shared8", "banded", {"is_half": False}, "do not run on cuda"),
+        ("full", "flex", {"device": "cpu"}, "no backward pass"),
+    ],
+)
+def test_what_a_device_cannot_do_is_left_out_with_the_reason_of_the_settings(
+    name: str, path: str, setting: dict[str, Any], why: str | None
+) -> None:
+    case = attention.CASES[name]
+    given = replace(case.setting("cuda", "bfloat16"), **setting)
+    found = attention.refusal(case, path, given, 512)
+    assert found == why if why is None else why in str(found)
+
+
+def test_a_path_that_cannot_or_fails_costs_no_other_its_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no kernel image\nis available")
+
+    monkeypatch.setattr(attention, "compiled", lambda: broken)
+    words = "--lengths 16 --tokens 16 --rounds 1 --dtype bfloat16 --cases band2_pre,band2_post"
+    assert attention.main(words.split()) == 0
+    told = capsys.readouterr().out
+    assert "left out: band2_pre on banded_compiled: failed: no kernel image is available" in told
+    assert f"left out: band2_post on banded: {HALF}" in told
+    assert told.count("left out: ") == 3  # and flex
+    assert "- band2_pre: dense,banded@106\n- band2_post: dense\n" in told
+    rows = [row.split("|")[1:6] for row in told.splitlines() if row.startswith("| band2")]
+    measured = {(row[0].strip(), row[4].strip()) for row in rows}
+    assert measured == {
+        ("band2_pre", "banded"), ("band2_pre", "sdpa"), ("band2_pre", "dense"),
+        ("band2_pre", "auto"), ("band2_post", "dense"), ("band2_post", "auto"),
+    }  # fmt: skip
+
+
+def test_results_go_between_the_marks_of_a_file_with_their_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.md"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    start, end = f"<!-- measured on {device} -->", f"<!-- end of measured on {device} -->"
+    path.write_text(f"# Title\n\n{start}\nold\n{end}\n\nprose\n")
+    words = ["--lengths", "8", "--tokens", "8", "--rounds", "1", "--cases", "full"]
+    for _ in range(2):
+        assert attention.main([*words, "--into", str(path)]) == 0
+        told = capsys.readouterr().out.rstrip("\n")
+        assert told.startswith(f"`python -m benchmarks.attention {' '.join(words)}`\n\ndate ")
+        assert path.read_text() == f"# Title\n\n{start}\n\n{told}\n\n{end}\n\nprose\n"
+
+
+@pytest.mark.parametrize("name", ["attention", "decoding"])
+def test_the_shipped_results_can_be_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness.torch.cuda, "is_available", lambda: False)
+    assert harness.report(str(ROOT / "benchmarks" / f"{name}.md")).name == f"{name}.md"
 
 
 def test_the_search_finds_what_generate_finds_and_says_how_long_both_take(
@@ -49,6 +179,58 @@ def test_the_search_finds_what_generate_finds_and_says_how_long_both_take(
         ratio = record["sentences_a_second"] / record["theirs_a_second"]
         assert record["ratio"] == pytest.approx(ratio)
         assert record["ratio_unsorted"] > 0
+
+
+def test_both_trainings_see_the_same_tokens_and_lose_the_same(
+    started: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start, which is all that a small rate leaves, and over their own batches."""
+    monkeypatch.setattr(engine, "stop", lambda: None)  # other tests make engines too
+    words = "--sizes tiny --sentences 200 --batch-tokens 300,900 --parts 3 --json"
+    assert nmt_training.main(words.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["batch_tokens"] for entry in found] == [300, 900]
+    tokens = int(nmt_training.drawn(200, 64).lengths()[:, 1].sum())
+    for entry in found:
+        assert entry["target_tokens"] == tokens
+        assert entry["ratio_least"] <= entry["ratio"] <= entry["ratio_largest"]
+        for side in ("ours", "theirs"):
+            assert entry[side]["tokens_a_second"] > 0
+            assert all(0 < share < 0.6 for share in entry[side]["padding"])
+        for loss, other in zip(entry["ours"]["losses"], entry["theirs"]["losses"], strict=True):
+            assert loss == pytest.approx(other, rel=0.01)
+
+
+def test_a_step_of_both_trainings_is_the_same_without_dropout(started: None) -> None:
+    """On one batch: the same losses before and after updates."""
+    model = nmt_training.MODELS["tiny"].model_copy(update={"dropout": 0.0})
+    pairs = nmt_training.drawn(30, 64)
+    ours = nmt_training.Ours(model, 64, pairs, 2**12)
+    built: Any = ours.engine.module
+    theirs = nmt_training.Theirs(model, built, pairs, 1)
+    sides: list[Any] = [ours, theirs]
+    batches = [side.batches() for side in sides]
+    losses = []
+    for _ in range(3):
+        seen = [nmt_training.Seen(), nmt_training.Seen()]
+        for side, some, found in zip(sides, batches, seen, strict=True):
+            side.step(next(some), found)
+        assert seen[0].targets == seen[1].targets > 0
+        assert seen[0].loss == pytest.approx(seen[1].loss, rel=2e-6)
+        losses.append(seen[0].loss)
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--sizes smal", "(did you mean 'small'?)"),
+        ("--batch-tokens 0", "--batch-tokens: '0'"),
+        ("--parts x", "--parts: 'x'"),
+    ],
+)
+def test_so_it_is_of_training(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert line in refused(nmt_training.main, words, capsys)
 
 
 def test_functions_take_turns_and_the_warm_up_does_not_count() -> None:

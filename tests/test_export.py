@@ -201,6 +201,19 @@ def test_the_card_says_what_it_is_and_how_to_read_it(folder: Path) -> None:
         assert part in text
 
 
+def test_the_card_names_the_heads_without_q_and_k(home: Path) -> None:
+    tokenizer, _ = small.data(home)
+    pre = {
+        "mask_operator": "pre_softmax",
+        "biases": [],
+        "heads": [["prev1", "band1", "full", "identity"], ["full"] * 4, ["full"] * 4],
+    }
+    text = export.readme(card_of(small.settings(encoder=pre), tokenizer))
+    line = "2 in encoder: encoder layer 0 head 0 prev1, encoder layer 0 head 3 identity"
+    assert f"- heads without Q and K (counted from 0): {line}\n" in text
+    assert "without Q and K" not in export.readme(card_of(small.settings(), tokenizer))
+
+
 # ---- finding
 
 

@@ -10,8 +10,9 @@ import torch
 
 from ala_encoder.heads import LAYOUTS, named_layout
 from ala_encoder.models import CausalLM, Classifier, MaskedLM, Seq2Seq
-from ala_encoder.parameters import bias_parameters, count
+from ala_encoder.parameters import bias_parameters, count, heads_without_qk
 from ala_encoder.settings.attention import AttentionSettings, head_table
+from ala_encoder.settings.experiment import check_stacks
 from ala_encoder.settings.model import (
     CausalModel,
     EncoderDecoderModel,
@@ -176,6 +177,30 @@ def test_the_count_equals_the_built_encoder_decoder(seed: int) -> None:
 
 def groups(model: ModelSettings, attention: AttentionSettings, section: str) -> int:
     return head_table(attention, model.layers_of(section), model.num_heads).num_groups
+
+
+def groups_of(layer: torch.nn.Module) -> tuple[int | None, ...]:
+    attention: Any = layer.get_submodule("attention")
+    return tuple(attention.groups)
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_the_heads_without_q_and_k_are_those_the_built_model_has_none_of(seed: int) -> None:
+    model, attention, vocab_size = random_settings(seed, "encoder_decoder")
+    tables = check_stacks(model, attention)
+    named = heads_without_qk(tables)
+    with torch.device("meta"):
+        built = Seq2Seq(model, attention, vocab_size)
+    stacks = {"encoder": built.encoder, "decoder": built.decoder}
+    for section, stack in stacks.items():
+        found = [
+            f"{section} layer {number} head {head} {tables[section].rows[number][head]}"
+            for number, layer in enumerate(stack.layers)
+            for head, group in enumerate(groups_of(layer))
+            if group is None
+        ]
+        assert named[section] == found != []
+    assert named["cross"] == []
 
 
 @pytest.mark.parametrize("bias", [None, "distbias", "gated_distbias"])

@@ -12,6 +12,7 @@ from ala_encoder.errors import UserError
 from ala_encoder.heads import parse_head
 from ala_encoder.settings import paths
 from ala_encoder.settings.attention import AttentionSettings, case_of, check_attention, head_table
+from ala_encoder.settings.loader import check
 from ala_encoder.settings.paths import Case, describe, offsets, plan, refusal
 
 SLOPES, OTHERS = Case(has_slopes=True), Case(has_others=True)
@@ -172,6 +173,24 @@ def test_dense_can_do_everything() -> None:
           "biases": [{"kind": "window", "width": 4}]}, {}, "window 4 hides nothing that"),
         ({"biases": [{"kind": "window", "width": 4}, {"kind": "window", "width": 9}]}, {},
          "window 9 does nothing beside window 4"),
+        ({"compile": "on", "heads": [["band1", "full"]], "mask_operator": "pre_softmax"}, {},
+         "compile = 'on': does nothing, `banded` begins at 102 tokens, texts have 32"),
+        ({"compile": "on", "biases": [{"kind": "window", "width": 4}]}, {},
+         "`banded` begins at 110 tokens, texts have 32"),
+        ({"heads": [["prev20", "full"]], "biases": [{"kind": "window", "width": 10}]}, {},
+         "head prev20: sees nothing beside window 10"),
+        ({"heads": [["next10", "full"]], "biases": [{"kind": "window", "width": 10}]}, {},
+         "head next10: sees nothing beside window 10"),
+        ({"heads": [["band9", "full"]], "biases": [{"kind": "window", "width": 10}]}, {},
+         "head band9: hides nothing beside window 10, write full"),
+        ({"heads": [["band20", "full"]], "biases": [{"kind": "window", "width": 10}],
+          "mask_operator": "pre_softmax"}, {"causal": True}, "head band20: hides nothing beside"),
+        ({"biases": [{"kind": "window", "width": 64}], "ratio": 2.0}, {"cross": True},
+         "window 64 hides nothing in 32 tokens"),
+        ({"biases": [{"kind": "multiscale_distbias"}]}, {},
+         "ranges: 512 is never reached in 32 tokens, write 32, which never ends, or less"),
+        ({"biases": [{"kind": "multiscale_distbias", "ranges": [2, 31, 32]}]}, {},
+         "ranges: 31 and 32 are the same in 32 tokens"),
         ({"biases": [{"kind": "t5", "max_distance": 16}]}, {"causal": True},
          "max_distance = 16: distances below 16 have buckets of their own"),
         ({"biases": [{"kind": "t5", "max_distance": 8}]}, {},
@@ -195,8 +214,28 @@ def test_a_setting_without_effect_is_an_error(
     ("given", "stack"),
     [
         ({"ratio": 2.0, "ratio_learnable": True, "biases": [{"kind": "alibi"}]}, {"cross": True}),
-        ({"compile": "on", "heads": [["band1", "full"]], "mask_operator": "pre_softmax"}, {}),
-        ({"compile": "on", "biases": [{"kind": "window", "width": 4}]}, {}),
+        (
+            {
+                "compile": "on",
+                "heads": [["band1", "full"]],
+                "mask_operator": "pre_softmax",
+                "path": "banded",
+                "biases": [{"kind": "window", "width": 4}],
+            },
+            {},
+        ),
+        ({"compile": "on", "path": "banded", "biases": [{"kind": "window", "width": 4}]}, {}),
+        ({"heads": [["prev9", "band8"]], "biases": [{"kind": "window", "width": 10}]}, {}),
+        ({"biases": [{"kind": "multiscale_distbias", "ranges": [2, 30, 32]}]}, {}),
+        ({"biases": [{"kind": "multiscale_distbias"}]}, {"cross": True}),
+        ({"biases": [{"kind": "window", "width": 63}], "ratio": 2.0}, {"cross": True}),
+        (
+            {
+                "biases": [{"kind": "window", "width": 99}, {"kind": "alibi"}],
+                "ratio_learnable": True,
+            },
+            {"cross": True},
+        ),
         ({"heads": [["band2", "prev1"]]}, {"causal": True}),
         ({"path": "slope", "biases": [{"kind": "distbias"}, {"kind": "alibi"}]}, {}),
         ({"path": "banded", "heads": [["band1", "prev1"]]}, {}),
@@ -208,6 +247,20 @@ def test_a_setting_without_effect_is_an_error(
 def test_the_edges_of_those_are_allowed(given: dict[str, Any], stack: dict[str, bool]) -> None:
     settings = AttentionSettings.model_validate(given)
     check_attention(settings, head_table(settings, 1, 2), 32, **stack)
+
+
+@pytest.mark.parametrize(("longest", "acts"), [(101, False), (102, True), (sys.maxsize, True)])
+def test_compiling_acts_from_the_length_on_that_the_choice_states(longest: int, acts: bool) -> None:
+    settings = AttentionSettings.model_validate(
+        {"compile": "on", "heads": [["band1", "full"]], "mask_operator": "pre_softmax"}
+    )
+    table = head_table(settings, 1, 2)
+    assert "banded@102" in describe(plan(table.rows[0], case_of(settings)), case_of(settings))
+    if acts:
+        check_attention(settings, table, longest)
+    else:
+        with pytest.raises(UserError, match="begins at 102 tokens, texts have 101"):
+            check_attention(settings, table, longest)
 
 
 def test_what_the_settings_say_is_what_the_choice_depends_on() -> None:
@@ -227,6 +280,20 @@ def test_the_choice_needs_no_torch_and_the_package_stays_light() -> None:
         "assert callable(ala_encoder.attend) and 'torch' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kind", ["distbias", "gated_distbias", "multiscale_distbias"])
+@pytest.mark.parametrize("alpha", [1e300, 1e39, 5e9, 0.0, -1.0, 1e-300, 1e-46])
+def test_an_alpha_that_float32_has_not_is_refused(kind: str, alpha: float) -> None:
+    given = {"biases": [{"kind": kind, "alpha_init": alpha}]}
+    with pytest.raises(UserError, match=r"biases\.0\.alpha_init = .*input should be"):
+        check(given, AttentionSettings)
+
+
+@pytest.mark.parametrize("ratio", [1e300, 1e-300, 1001.0, 0.0])
+def test_a_ratio_is_that_of_two_texts(ratio: float) -> None:
+    with pytest.raises(UserError, match=r"ratio = .*input should be"):
+        check({"ratio": ratio, "biases": [{"kind": "alibi"}]}, AttentionSettings)
 
 
 @pytest.mark.parametrize("exponent", [-33.0, 65.0])

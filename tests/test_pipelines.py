@@ -84,6 +84,7 @@ def invoke(
         module = f"pipelines.{name}"
         monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.setattr(sys, "argv", [module, *map(str, words)])
+        monkeypatch.setattr(command, "leave", sys.exit)  # which would leave pytest as well
         with pytest.raises(SystemExit) as end:
             runpy.run_module(module, run_name="__main__", alter_sys=False)
         assert isinstance(end.value.code, int)
@@ -101,7 +102,8 @@ def test_every_config_is_of_a_known_kind() -> None:
     assert {name.split("/")[0] for name in PRETRAINED} == {"bert", "demo", "small"}
     assert {"demo/full.yaml", "demo/band6_tied.yaml", "demo/gated_distbias.yaml",
             "small/books.yaml"} < set(PRETRAINED)  # fmt: skip
-    assert len(TRANSLATION) == 36  # twelve layouts each of EN-DE, EN-RU and the small version
+    # twelve layouts each of EN-DE, EN-RU and the small version, which has two biases besides
+    assert len(TRANSLATION) == 38
     assert {*ATTENTION, *TOTAL} <= set(SHIPPED)
 
 
@@ -156,6 +158,31 @@ def test_params_counts_a_config_and_states_the_sources_numbers(
         assert apart == 109_482_240 - 28_348_416
     _, text, _ = invoke("params", CONFIGS / name)
     assert f"{counts[part]:,}" in text
+
+
+def test_params_names_the_heads_that_have_no_q_and_k(
+    invoke: Callable[..., tuple[int, str, str]],
+) -> None:
+    layout_k = CONFIGS / "nmt_small" / "k.yaml"
+    code, out, _ = invoke("params", layout_k, "encoder.mask_operator=pre_softmax", "--json")
+    assert code == 0
+    names = json.loads(out)["heads_without_qk"]
+    single = {0: "prev1", 1: "prev2", 2: "next1", 3: "next2", 6: "identity", 7: "identity"}
+    assert names == {
+        "encoder": [
+            f"encoder layer {layer} head {head} {mask}#tied"
+            for layer in range(3)
+            for head, mask in single.items()
+        ],
+        "decoder": [],
+        "cross": [],
+    }
+    _, text, _ = invoke("params", layout_k, "encoder.mask_operator=pre_softmax")
+    lines = text.splitlines()
+    start = lines.index("encoder: 18 of 48 heads have no Q and K (counted from 0):")
+    assert [line.strip() for line in lines[start + 1 :]] == names["encoder"]
+    _, text, _ = invoke("params", layout_k)
+    assert "no Q and K" not in text
 
 
 def test_the_variants_of_the_demo_differ_in_attention_alone() -> None:

@@ -697,6 +697,32 @@ def test_a_wrong_translation_setting_is_one_line(override: str, told: str) -> No
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("cls", "config", "line"),
+    [
+        (PretrainRun, "wt103/baseline", "'causal': needed here is 'encoder'; no pipeline trains"),
+        (FinetuneRun, "wt103/distbias", "'causal': needed here is 'encoder'; no pipeline trains"),
+        (PretrainRun, "nmt_small/a",
+         "'encoder_decoder': needed here is 'encoder'; `finetune_nmt` trains it"),
+        (TranslationRun, "small/books",
+         "'encoder': needed here is 'encoder_decoder'; `pretrain` and `finetune_glue` train it"),
+        (TranslationRun, "extrapolation/alibi",
+         "'causal': needed here is 'encoder_decoder'; no pipeline trains it yet, `params` counts"),
+    ],
+)  # fmt: skip
+def test_a_model_that_a_pipeline_does_not_train_is_told_with_what_does(
+    cls: Any, config: str, line: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        loader.load(ROOT / "configs" / f"{config}.yaml", [], cls)
+    assert str(caught.value).startswith(f"model.family = {line}")
+
+
+@pytest.mark.parametrize("family", ["[encoder]", "{a: 1}", "3", "~", "encodr"])
+def test_any_other_family_is_told_as_it_was_given(family: str, tmp_path: Path) -> None:
+    assert "model.family = " in refusal(tmp_path, PRETRAIN, f"model.family={family}")
+
+
 def test_pretraining_has_no_patience() -> None:
     path = ROOT / "configs" / "demo" / "full.yaml"
     with pytest.raises(UserError, match=r"train\.patience: pretraining picks no best weights"):

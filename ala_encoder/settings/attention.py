@@ -11,7 +11,7 @@ from pydantic import Field
 from ala_encoder.errors import UserError
 from ala_encoder.heads import Head, HeadTable, named_layout
 from ala_encoder.settings import biases as kinds
-from ala_encoder.settings.base import PositiveFloat, Probability, Section
+from ala_encoder.settings.base import Probability, Section
 from ala_encoder.settings.biases import LINEAR, BiasSettings
 from ala_encoder.settings.paths import (
     PRUNE_FROM,
@@ -19,7 +19,8 @@ from ala_encoder.settings.paths import (
     Case,
     check_path,
     check_prune,
-    is_compiled,
+    compiled_from,
+    offsets,
 )
 
 
@@ -34,7 +35,7 @@ class AttentionSettings(Section):
     """post_softmax: the local mask multiplies the weights (`keep`); pre_softmax: it hides keys."""
     biases: tuple[BiasSettings, ...] = ()
     """Added to the scores before the softmax; several are summed."""
-    ratio: PositiveFloat = 1.0
+    ratio: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     """Cross-attention only: the offset of a bias is j − ratio·i, so ratio is keys for each query
     (ours)."""
     ratio_learnable: bool = False
@@ -112,42 +113,64 @@ def check_attention(
         if head.kind in ("prev", "next") and head.k >= max_length:
             raise UserError(f"head {head}: sees nothing within {max_length} tokens")
     case = case_of(attention, causal=causal, cross=cross)
-    _check_biases(attention, heads, max_length, causal=causal)
     _check_ratio(attention, cross)
+    _check_biases(attention, heads, max_length, case)
     check_path(attention.path, heads, case)
     if attention.prune is not None:
         check_prune(attention.path, heads, case)
         if max_length < PRUNE_FROM:
             raise UserError(f"prune: begins at {PRUNE_FROM} tokens, texts have {max_length}")
-    rows = table.rows
-    if attention.compile == "on" and not any(
-        is_compiled(row, case, attention.path) for row in rows
-    ):
-        raise UserError("compile = 'on': does nothing, no head is banded before the softmax")
+    if attention.compile == "on":
+        starts = [compiled_from(row, case, attention.path) for row in table.rows]
+        first = min((start for start in starts if start is not None), default=None)
+        if first is None:
+            raise UserError("compile = 'on': does nothing, no head is banded before the softmax")
+        if first > max_length:
+            raise UserError(
+                f"compile = 'on': does nothing, `banded` begins at {first} tokens, texts have "
+                f"{max_length}"
+            )
 
 
 def _check_biases(
-    attention: AttentionSettings, heads: Sequence[Head], max_length: int, *, causal: bool
+    attention: AttentionSettings, heads: Sequence[Head], max_length: int, case: Case
 ) -> None:
-    is_pre_softmax = attention.mask_operator == "pre_softmax"
     single = next((head for head in heads if head.is_single_key), None)
-    if is_pre_softmax and single is not None and attention.biases:
+    if case.is_pre_softmax and single is not None and attention.biases:
         raise UserError(
             f"biases: {attention.biases[0].kind} does nothing on the pre-softmax head {single}, "
             "which has one key"
         )
-    widths = sorted(bias.width for bias in attention.biases if isinstance(bias, kinds.Window))
-    if len(widths) > 1:
-        raise UserError(f"biases: window {widths[1]} does nothing beside window {widths[0]}")
     for bias in attention.biases:
         if isinstance(bias, kinds.T5Bias):
-            bias.check(causal=causal)
-        if not isinstance(bias, kinds.Window):
+            bias.check(causal=case.causal)
+        if isinstance(bias, kinds.MultiScaleDistBias) and not case.cross:
+            bias.check(max_length)
+    _check_window(attention, heads, max_length, case)
+
+
+def _check_window(
+    attention: AttentionSettings, heads: Sequence[Head], max_length: int, case: Case
+) -> None:
+    widths = sorted(bias.width for bias in attention.biases if isinstance(bias, kinds.Window))
+    if not widths:
+        return
+    if len(widths) > 1:
+        raise UserError(f"biases: window {widths[1]} does nothing beside window {widths[0]}")
+    width = widths[0]
+    # Across two texts an offset is at most ratio·(max_length − 1), and a learned ratio has no end.
+    if width >= max(1.0, attention.ratio) * max_length and not attention.ratio_learnable:
+        raise UserError(f"biases: window {width} hides nothing in {max_length} tokens")
+    if case.is_pre_softmax and all(head.is_local and head.k < width for head in heads):
+        raise UserError(f"biases: window {width} hides nothing that the masks leave")
+    for head in heads:
+        if not head.is_local:
             continue
-        if bias.width >= max_length:
-            raise UserError(f"biases: window {bias.width} hides nothing in {max_length} tokens")
-        if is_pre_softmax and all(head.is_local and head.k < bias.width for head in heads):
-            raise UserError(f"biases: window {bias.width} hides nothing that the masks leave")
+        seen = offsets(head, case)
+        if not seen:
+            raise UserError(f"head {head}: sees nothing beside window {width}")
+        if seen == offsets(Head("full"), case):
+            raise UserError(f"head {head}: hides nothing beside window {width}, write full")
 
 
 def _check_ratio(attention: AttentionSettings, cross: bool) -> None:

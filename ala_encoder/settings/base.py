@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+PositiveFloat = Annotated[float, Field(gt=0.0, le=_FLOAT32_MAX)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, le=_FLOAT32_MAX)]
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 BadRowPolicy = Literal["error", "skip"]

@@ -7,17 +7,19 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ala_encoder.errors import UserError
-from ala_encoder.settings.base import PositiveFloat, PositiveInt, Section
+from ala_encoder.settings.base import PositiveInt, Section
 
 Exponent = Annotated[float, Field(ge=-32, le=64)]
 """h of a slope 2^-h: beyond, float32 would have no such slope beside a score."""
+Slope = Annotated[float, Field(ge=2.0**-64, le=2.0**32)]
+"""A slope, within the same bounds."""
 
 
 class DistBias(Section):
     """−alpha_h |i − j| (Adaptive Locality Attention), alpha = softplus(raw) per head and layer."""
 
     kind: Literal["distbias"]
-    alpha_init: PositiveFloat = 0.01
+    alpha_init: Slope = 0.01
     """The value of alpha at the start (not of its raw parameter)."""
     alpha_learnable: bool = True
 
@@ -29,7 +31,7 @@ class GatedDistBias(Section):
     """−alpha_h g_i |i − j| with g_i = sigmoid(W_g x_i + b_g), one gate a head."""
 
     kind: Literal["gated_distbias"]
-    alpha_init: PositiveFloat = 0.01
+    alpha_init: Slope = 0.01
     alpha_learnable: bool = True
 
     def num_parameters(self, dim: int, num_heads: int) -> int:
@@ -41,8 +43,9 @@ class MultiScaleDistBias(Section):
 
     kind: Literal["multiscale_distbias"]
     ranges: Annotated[tuple[PositiveInt, ...], Field(min_length=2)] = (8, 64, 512)
-    """Distance at which each scale stops growing."""
-    alpha_init: PositiveFloat = 0.01
+    """Distance at which each scale stops growing; the last may be the length of the texts, and then
+    never does."""
+    alpha_init: Slope = 0.01
     """Start of every scale's slope."""
     alpha_learnable: bool = True
 
@@ -52,6 +55,19 @@ class MultiScaleDistBias(Section):
         if list(ranges) != sorted(set(ranges)):
             raise UserError(f"{list(ranges)}: each range must be longer than the one before")
         return ranges
+
+    def check(self, max_length: int) -> None:
+        """Raise UserError for ranges that no two tokens of a text reach."""
+        if self.ranges[-1] > max_length:
+            raise UserError(
+                f"ranges: {self.ranges[-1]} is never reached in {max_length} tokens, write "
+                f"{max_length}, which never ends, or less"
+            )
+        if self.ranges[-2] >= max_length - 1:
+            raise UserError(
+                f"ranges: {self.ranges[-2]} and {self.ranges[-1]} are the same in {max_length} "
+                "tokens"
+            )
 
     def num_parameters(self, dim: int, num_heads: int) -> int:
         return len(self.ranges) * (num_heads + num_heads * (dim + 1))

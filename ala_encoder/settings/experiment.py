@@ -284,7 +284,13 @@ class EvaluateRun(RowSource):
     """Of a language model, in place of the export's `encoder.prune`: what a query's attention
     weights may lose in sum; what that changes at most becomes part of the scores."""
     search: SearchSettings | None = None
-    """Of a translation model, in place of the run's."""
+    """Of a translation model: what is given here is in place of the run's own."""
+    test_set: str | None = None
+    """Of a translation model, in place of valid and test: a test set by sacreBLEU's name, such as
+    wmt14/full, fetched once; or name two texts by `files.src` and `files.trg`."""
+    compound_split_bleu: bool = False
+    """Of a translation model: also the tokenised BLEU that the literature has of WMT'14
+    English-German, in which a-b is three words. It is not comparable with BLEU."""
     output: Path | None = None
     """Folder of SPLIT.json and predictions; none: eval/ beside the export, or for other data or
     with `prune` eval-DATA-XXXXXXXX/ with a digest of both, so that no scores replace others."""
@@ -321,6 +327,13 @@ class CompareRun(Section):
     """What a simple baseline reaches, by data name and score: a column of the summary."""
     floors_source: str | None = None
     """Where the floors come from, in a line."""
+    baseline: str | None = None
+    """A translation run, or a variant whose run of the same seed is taken: the BLEU of the other
+    `runs` is tested against it by paired bootstrap resampling."""
+    translations: str = "eval/test"
+    """Where in a run folder the translations are that are tested: eval/test.translations.txt."""
+    samples: Annotated[int, Field(ge=100)] = 1000
+    """Resamples of the test."""
     tracking: TrackingSettings = TrackingSettings()
 
     @model_validator(mode="after")
@@ -330,6 +343,16 @@ class CompareRun(Section):
         for name, values in (self.floors or {}).items():
             if not values:
                 raise UserError(f"floors.{name}: names no score, as in eval_accuracy: 0.5")
+        return self
+
+    @model_validator(mode="after")
+    def _tested(self) -> CompareRun:
+        if self.baseline is not None and not self.runs:
+            raise UserError("baseline: needs `runs`, whose folders hold the translations")
+        for name in ("translations", "samples"):
+            is_default = getattr(self, name) == type(self).model_fields[name].default
+            if self.baseline is None and not is_default:
+                raise UserError(f"{name}: does nothing without `baseline`")
         return self
 
 

@@ -33,6 +33,11 @@ _MAX_VALUES = 100_000  # once aliases are written out: ten lines of them can mea
 _MAX_DEPTH = 64
 _MAX_BRACKETS = 500
 _MAX_SHOWN = 80  # characters of a value or a key in a message
+_TRAINED_BY = {
+    "encoder": "`pretrain` and `finetune_glue` train it",
+    "causal": "no pipeline trains it yet, `params` counts it",
+    "encoder_decoder": "`finetune_nmt` trains it",
+}
 _OTHER_YAML = re.compile(r"%YAML(?!\s+1\.2\s*$).*", re.MULTILINE)
 
 
@@ -223,8 +228,13 @@ def _apply(data: dict[str, Any], override: str) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-def _one_line(error: ValidationError, cls: type[BaseModel], data: Any) -> str:
-    errors = error.errors(include_url=False)
+def _one_line(found: ValidationError, cls: type[BaseModel], data: Any) -> str:
+    errors = found.errors(include_url=False)
+    for error in errors:  # a model of another family has other keys: it explains them all
+        trained = _TRAINED_BY.get(str(error["input"]))
+        if error["loc"] == ("model", "family") and trained:
+            needed = error["ctx"]["expected"]
+            return f"model.family = {error['input']!r}: needed here is {needed}; {trained}"
     first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{_describe(first, cls, data)}{more}"

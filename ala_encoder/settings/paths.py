@@ -235,12 +235,19 @@ def check_prune(asked: str, heads: Sequence[Head], case: Case) -> None:
 
 def is_compiled(heads: Sequence[Head], case: Case, asked: str) -> bool:
     """Tell whether `banded` ever computes a head before the softmax, which can be compiled."""
-    return any(
-        part.has_scores
+    return compiled_from(heads, case, asked) is not None
+
+
+def compiled_from(heads: Sequence[Head], case: Case, asked: str) -> int | None:
+    """Return the least length at which it does; None: at none."""
+    starts = [
+        part.ladder[-1][0]
+        for part in plan(heads, case, asked)
+        if part.has_scores
         and part.ladder[-1][1] == "banded"
         and (case.is_pre_softmax or not heads[part.heads[0]].is_local)
-        for part in plan(heads, case, asked)
-    )
+    ]
+    return min(starts, default=None)
 
 
 def describe(parts: Sequence[Part], case: Case) -> str:

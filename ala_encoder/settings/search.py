@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from ala_encoder.errors import UserError
 from ala_encoder.settings.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Section
+from ala_encoder.settings.loader import check
 
 
 class SearchSettings(Section):
@@ -38,3 +39,11 @@ class SearchSettings(Section):
         if self.penalty == "average" and not self.length_penalty:
             raise UserError("penalty = 'average': does nothing where length_penalty is 0")
         return self
+
+    def over(self, other: SearchSettings) -> SearchSettings:
+        """Return `other` with what was given here, which no default is, in place of its own.
+
+        Raises UserError for what does not fit together.
+        """
+        given = self.model_dump(mode="json", include=self.model_fields_set)
+        return check(other.model_dump(mode="json") | given, SearchSettings)
