@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -153,11 +153,17 @@ def merge(parts: Sequence[Part], num_examples: int) -> tuple[list[int] | list[fl
 
 
 def write_scores(
-    folder: Path, task: str, split: str, data: str, scores: Mapping[str, Score]
+    folder: Path,
+    task: str,
+    split: str,
+    data: str,
+    scores: Mapping[str, Score],
+    about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write folder/SPLIT.json: the scores, the reason of each that has no value, and notes.
 
-    What is not finite becomes null, since JSON has no NaN, and every null has a reason.
+    about: what else the scores depend on, as JSON can say it. What is not finite becomes null,
+    since JSON has no NaN, and every null has a reason.
     """
     values = finite({name: score.value for name, score in scores.items()})
     missing = [name for name, value in values.items() if value is None]
@@ -168,6 +174,7 @@ def write_scores(
         "scores": values,
         "undefined": {name: scores[name].reason or "it is not finite" for name in missing},
         "notes": {name: score.note for name, score in scores.items() if score.note},
+        **(about or {}),
     }
     write_json(folder / f"{split}.json", found)
 

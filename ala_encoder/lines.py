@@ -16,9 +16,10 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Protocol
 
 from ala_encoder.errors import UserError, reason
 from ala_encoder.settings.base import BadRowPolicy, NonNegativeInt
@@ -81,21 +82,31 @@ class Reading:
         return [f"{count:,} {what}" for count, what in said if count]
 
 
-def read_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
+class Stream(Protocol):
+    """Bytes that are read line by line."""
+
+    def readline(self, size: int, /) -> bytes: ...
+
+
+def read_lines(
+    path: Path, reading: Reading, stream: Stream | None = None
+) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, text without its end) of a UTF-8 file, plain or `.gz`.
+
+    stream: read in place of the file; the path is its name in messages.
 
     Raises UserError, naming file and line, for a bad line (by the policy), and under either policy
     for a file that cannot be read or looks like UTF-16 or binary.
     """
     number = 0
     try:
-        with _open(path) as stream:
-            while raw := stream.readline(MAX_LINE + 1):
+        with _open(path) if stream is None else nullcontext(stream) as opened:
+            while raw := opened.readline(MAX_LINE + 1):
                 number += 1
                 if number == 1 and raw[:_HEAD].count(0) * 4 > len(raw[:_HEAD]):
                     raise UserError(f"{path}: looks like UTF-16 or a binary file; save it as UTF-8")
                 if len(raw) > MAX_LINE and not raw.endswith(b"\n"):
-                    _skip_rest(stream)
+                    _skip_rest(opened)
                     reading.refuse(f"{path}:{number}", f"a line of more than {MAX_LINE:,} bytes")
                     continue
                 text = _text(raw, f"{path}:{number}", reading)
@@ -107,11 +118,11 @@ def read_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
         raise UserError(f"{where}: {reason(error)}") from None
 
 
-def _open(path: Path) -> BinaryIO:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+def _open(path: Path) -> AbstractContextManager[Stream]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _skip_rest(stream: BinaryIO) -> None:
+def _skip_rest(stream: Stream) -> None:
     while (part := stream.readline(MAX_LINE)) and not part.endswith(b"\n"):
         pass
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ala_encoder.errors import UserError, nearest
 from ala_encoder.reporting import OFFICIAL, Row, Table, start_matters
+from ala_encoder.significance import Comparison
 
 Floors = Mapping[str, Mapping[str, float]]
 """Data name → score → the value that a simple baseline reaches."""
@@ -61,6 +62,25 @@ def _summary(found: Sequence[Table], floors: Floors, source: str | None) -> list
     if floors:
         text += f" Floor: {source or 'given by the settings'}."
     return ["## Summary", "", text, "", *_pipes([*words, *numbers], body, len(words)), ""]
+
+
+def render_comparisons(found: Sequence[Comparison]) -> str:
+    """Return the section on runs beside their baseline."""
+    signatures = list(dict.fromkeys(one.difference.signature for one in found))
+    body = []
+    for one in found:
+        part = one.difference
+        interval = f"{part.low:+.2f} … {part.high:+.2f}"
+        scores = [f"{part.system:.2f}", f"{part.baseline:.2f}", f"{part.delta:+.2f}"]
+        body.append([one.run, one.baseline, *scores, interval, f"{part.p_value:.4f}"])
+    head = ["run", "baseline", "BLEU", "of baseline", "delta", "95 % of resamples", "p"]
+    text = [
+        "Of two trained models each, on one text: BLEU, its difference, the middle 95 % of the",
+        "differences of the resamples (bs), and the p-value of sacreBLEU's paired bootstrap.",
+    ]
+    signed = [f"Signature: `{signature}`." for signature in signatures]
+    lines = ["## Paired bootstrap", "", *text, *signed, "", *_pipes(head, body, 2)]
+    return "\n".join(lines) + "\n"
 
 
 def _main(item: Table) -> list[str]:

@@ -27,7 +27,7 @@ from ala_encoder.models import Seq2Seq
 from ala_encoder.objectives import IGNORE, cross_entropy, pad, smoothed_cross_entropy
 from ala_encoder.parallel_corpus import Pairs
 from ala_encoder.parallel_manifests import ParallelManifest
-from ala_encoder.settings.parallel import TranslationData
+from ala_encoder.settings.parallel import ParallelFiles, TranslationData
 from ala_encoder.settings.search import SearchSettings
 from ala_encoder.tokenizer import Tokenizer
 
@@ -74,9 +74,8 @@ class TranslationPairs:
         return counts
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the tokens of each pair's longer side, eos included: int64 [N]."""
-        longest: NDArray[np.int64] = self._lengths.max(1)
-        return longest
+        """Return the tokens of each pair's source and target, eos included: int64 [N, 2]."""
+        return self._lengths
 
     def num_tokens(self, ids: Ids) -> int:
         """Return the tokens of both sides."""
@@ -129,6 +128,8 @@ class HeldOut:
     tokenizer: Tokenizer
     """Of the target language."""
     language: str
+    test_set: str | None = None
+    """sacreBLEU's name of it."""
 
     @property
     def prefix(self) -> str:
@@ -150,12 +151,7 @@ def held_out(
     found = {}
     for split in [split for split in ("valid", "test") if split in pairs]:
         examples = TranslationPairs(pairs[split], tokenizer, name=split)
-        longest = int(examples.lengths().max())
-        if positions is not None and longest > positions:
-            row = int(examples.lengths().argmax())
-            raise UserError(
-                f"data.{split}: pair {row} has {longest} tokens, the model {positions} positions"
-            )
+        _check_lengths(examples, positions, f"data.{split}")
         source = sources[split]
         references = [pair.trg for pair in parallel.pairs(source, source.reading())]
         if len(references) != len(examples):
@@ -165,6 +161,44 @@ def held_out(
         trg = tokenizer.of_language(data.trg_lang)
         found[split] = HeldOut(examples, references, trg, data.trg_lang)
     return found
+
+
+def from_files(
+    text: ParallelFiles,
+    languages: tuple[str, str],
+    tokenizer: Tokenizer,
+    positions: int | None,
+    name: str | None = None,
+) -> HeldOut:
+    """Return files as a test split that is in no prepared corpus; name: sacreBLEU's, of this text.
+
+    positions: as in `held_out`. Raises UserError as `held_out` and `parallel.pairs` do, and where
+    there is no pair.
+    """
+    source = parallel.ParallelSource(languages, "error", text, None)
+    found = list(parallel.pairs(source, source.reading()))
+    if not found:
+        raise UserError(f"{source}: no pair, the text is empty")
+    sides = (tokenizer.of_language(language) for language in languages)
+    tokens, ends = [], []
+    for side, of_language in zip(("src", "trg"), sides, strict=True):
+        rows = of_language.encode_batch([getattr(pair, side) for pair in found])
+        tokens.append(np.array([i for row in rows for i in (*row, of_language.eos_id)], np.uint32))
+        ends.append(np.cumsum([len(row) + 1 for row in rows], dtype=np.int64))
+    pairs = Pairs(tokens[0], tokens[1], ends[0], ends[1])
+    examples = TranslationPairs(pairs, tokenizer, name="test")
+    _check_lengths(examples, positions, str(source))
+    trg = tokenizer.of_language(languages[1])
+    return HeldOut(examples, [pair.trg for pair in found], trg, languages[1], name)
+
+
+def _check_lengths(examples: TranslationPairs, positions: int | None, where: str) -> None:
+    longest = int(examples.lengths().max())
+    if positions is not None and longest > positions:
+        row = int(examples.lengths().max(1).argmax())
+        raise UserError(
+            f"{where}: pair {row} has {longest} tokens, the model {positions} positions"
+        )
 
 
 def pairs_loss(forward: Forward, examples: TranslationPairs, batch_tokens: int) -> Loss:
@@ -209,6 +243,11 @@ def greedy(search: SearchSettings) -> SearchSettings:
     return search.model_copy(update=changes)
 
 
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return a translation as one line of text; tokenizer: of the target language."""
+    return " ".join(tokenizer.decode(ids).splitlines())
+
+
 def translations(model: Scored, split: HeldOut, search: SearchSettings) -> list[str]:
     """Return the best translation of every source as text, in order, on all ranks.
 
@@ -230,7 +269,7 @@ def translations(model: Scored, split: HeldOut, search: SearchSettings) -> list[
             pad=examples.pad_id,
             forbidden=never_put_out(tokenizer),
         )
-        texts = [" ".join(tokenizer.decode(best[0].ids).splitlines()) for best in found.n_best]
+        texts = [text_of(tokenizer, best[0].ids) for best in found.n_best]
     except UserError as caught:
         error = caught
     parts = ranks.gather((texts, error))
@@ -241,11 +280,15 @@ def translations(model: Scored, split: HeldOut, search: SearchSettings) -> list[
 
 
 def text_scores(
-    model: Scored, split: HeldOut, search: SearchSettings, word: str = ""
+    model: Scored,
+    split: HeldOut,
+    search: SearchSettings,
+    metrics: Sequence[str] = bleu.METRICS,
+    word: str = "",
 ) -> tuple[dict[str, Score], list[str]]:
-    """Return PREFIX_{word}bleu and PREFIX_{word}chrf, their notes the signatures, and the text."""
+    """Return PREFIX_{word}bleu and so on, their notes the signatures, and the text."""
     found = translations(model, split, search)
-    scores = bleu.text_scores(found, split.references, split.language)
+    scores = bleu.text_scores(found, split.references, split.language, metrics, split.test_set)
     named = {
         f"{split.prefix}_{word}{name}": Score(score.value, note=score.signature)
         for name, score in scores.items()
@@ -262,28 +305,40 @@ class Scoring:
     batch_tokens: int
     task: str
     data_name: str
+    metrics: tuple[str, ...] = bleu.METRICS
+    """What translations by `search` are scored by; see `bleu.text_scores`."""
 
     def validate(self, model: Scored, *, translate: bool) -> dict[str, float | None]:
         """Return the loss on valid, and with `translate` BLEU and chrF of greedy translations."""
         valid = self.splits["valid"]
         scores = loss_scores(model, valid, self.batch_tokens)
         if translate:
-            scores |= text_scores(model, valid, greedy(self.search), "greedy_")[0]
+            quick = ("bleu", "chrf")
+            scores |= text_scores(model, valid, greedy(self.search), quick, "greedy_")[0]
         return _values(scores)
 
-    def scores(self, model: Scored, split: str, folder: Path) -> dict[str, float | None]:
-        """Return loss, BLEU and chrF of a split, and write SPLIT.json and SPLIT.translations.txt.
+    def scores(
+        self, model: Scored, split: str, folder: Path, averaged: Sequence[str]
+    ) -> dict[str, float | None]:
+        """Return loss, BLEU and chrF of a split, and write its files into a folder, on rank 0.
 
-        The files are written by rank 0.
+        averaged: the checkpoints whose mean the weights are. SPLIT.json is all of it in one record:
+        scores, signatures, search, checkpoints. SPLIT.translations.txt and SPLIT.references.txt
+        are what BLEU was taken of.
         """
         part = self.splits[split]
         scores = loss_scores(model, part, self.batch_tokens)
-        more, found = text_scores(model, part, self.search)
+        more, found = text_scores(model, part, self.search, self.metrics)
         scores |= more
         if ranks.is_main():
-            write_scores(folder, self.task, split, self.data_name, scores)
-            text = "".join(f"{line}\n" for line in found)
-            write_text(folder / f"{split}.translations.txt", text)
+            about = {
+                "search": self.search.model_dump(mode="json"),
+                "averaged": list(averaged),
+                "trg_lang": part.language,
+            }
+            write_scores(folder, self.task, split, self.data_name, scores, about)
+            for name, lines in (("translations", found), ("references", part.references)):
+                write_text(folder / f"{split}.{name}.txt", "".join(f"{line}\n" for line in lines))
         return _values(scores)
 
 

@@ -2,6 +2,7 @@
 
 One process:   python -m pipelines.evaluate RUN_OR_EXPORT [split=test] [path=DATA] [task=ax]
 Pruned (ours): python -m pipelines.evaluate RUN_OR_EXPORT prune=1e-4
+Translation:   python -m pipelines.evaluate RUN_OR_EXPORT test_set=wmt14/full search.beam_size=8
 Many:          deepspeed --num_gpus N --module pipelines.evaluate …
 """
 
@@ -22,6 +23,7 @@ from ala_encoder.settings.task import TaskSettings
 if TYPE_CHECKING:
     from ala_encoder.evaluation import Forward, Plain
     from ala_encoder.export import Export, TranslationExport
+    from ala_encoder.translation import HeldOut
 
 _TEXT_SPLITS = ("valid", "train")
 
@@ -52,8 +54,9 @@ def main(settings: EvaluateRun, as_json: bool) -> None:
         if not isinstance(exported, export.Export) or kind != "masked_lm":
             raise UserError(f"prune: is measured on a language model, this is a {kind}")
         exported = exported.pruned(settings.prune)
-    if settings.search is not None and kind != "seq2seq":
-        raise UserError(f"search: is for translation models, this is a {kind}")
+    for name in ("search", "test_set", "compound_split_bleu"):
+        if getattr(settings, name) and kind != "seq2seq":
+            raise UserError(f"{name}: is for translation models, this is a {kind}")
     if isinstance(exported, export.TranslationExport):
         data = _pairs(exported, settings)
     else:
@@ -153,15 +156,44 @@ def _text(exported: Export, settings: EvaluateRun) -> _Data:
 
 
 def _pairs(exported: TranslationExport, settings: EvaluateRun) -> _Data:
-    """Open the held-out pairs of a translation model, and their text."""
+    """Open the pairs to translate, and their text: held-out ones, or a test set."""
+    from ala_encoder import bleu, translation
+
+    card = exported.card
+    for name in ("task", "dataset", "config", "revision"):
+        if getattr(settings, name):
+            raise UserError(f"{name}: does nothing for a seq2seq, which is scored on `path`")
+    search = card.search if settings.search is None else settings.search.over(card.search)
+    is_test_set = settings.test_set is not None or settings.files is not None
+    splits, title, place = (_test_set if is_test_set else _prepared)(exported, settings)
+    if settings.split is not None and settings.split not in splits:
+        allowed, hint = ", ".join(splits), nearest(settings.split, splits)
+        raise UserError(f"split = {shown(settings.split)}: there are {allowed}{hint}")
+    used, own = (
+        {"path": str(one), "search": how.model_dump(mode="json")}
+        for one, how in ((place, search), (card.data.path.resolve(), card.search))
+    )
+    task = "-".join(card.data.languages)
+    name = f"{title} {task}"
+    metrics = (*bleu.METRICS, *([bleu.COMPOUND_SPLIT] if settings.compound_split_bleu else []))
+    scoring = translation.Scoring(splits, search, search.batch_tokens, task, name, metrics)
+    folder = _folder(exported, settings, name, used, own)
+
+    def scores(model: Plain, split: str) -> dict[str, float | None]:
+        return scoring.scores(model, split, folder, card.averaged)
+
+    chosen = tuple(splits) if settings.split is None else (settings.split,)
+    return _Data(name, chosen, folder, scores)
+
+
+def _prepared(
+    exported: TranslationExport, settings: EvaluateRun
+) -> tuple[dict[str, HeldOut], str, str]:
+    """Return valid and test of a prepared corpus, its name, and its place."""
     from ala_encoder import parallel_corpus, parallel_manifests, ranks, translation
 
     card = exported.card
-    for name in ("task", "files", "dataset", "config", "revision"):
-        if getattr(settings, name):
-            raise UserError(f"{name}: does nothing for a seq2seq, which is scored on `path`")
     path = settings.path or card.data.path
-    search = settings.search or card.search
     manifest = parallel_manifests.read(path)
     data = manifest.data.model_copy(update={"path": path})
     if data.languages != card.data.languages:
@@ -169,22 +201,31 @@ def _pairs(exported: TranslationExport, settings: EvaluateRun) -> _Data:
         raise UserError(f"path = {path}: holds {have}, {card.run_name} translates {want}")
     pairs = parallel_corpus.open_pairs(path, manifest, exported.tokenizer, verify=ranks.is_main())
     splits = translation.held_out(data, pairs, exported.tokenizer, card.model.max_length)
-    if settings.split is not None and settings.split not in splits:
-        allowed, hint = ", ".join(splits), nearest(settings.split, splits)
-        raise UserError(f"split = {shown(settings.split)}: there are {allowed}{hint}")
-    used, own = (
-        {"path": str(one.resolve()), "search": how.model_dump(mode="json")}
-        for one, how in ((path, search), (card.data.path, card.search))
-    )
-    task, name = "-".join(data.languages), f"{path.name} {'-'.join(data.languages)}"
-    scoring = translation.Scoring(splits, search, search.batch_tokens, task, name)
-    folder = _folder(exported, settings, name, used, own)
+    return splits, path.name, str(path.resolve())
 
-    def scores(model: Plain, split: str) -> dict[str, float | None]:
-        return scoring.scores(model, split, folder)
 
-    chosen = tuple(splits) if settings.split is None else (settings.split,)
-    return _Data(name, chosen, folder, scores)
+def _test_set(
+    exported: TranslationExport, settings: EvaluateRun
+) -> tuple[dict[str, HeldOut], str, str]:
+    """Return the test set that is asked for, its name, and its place."""
+    from ala_encoder import bleu, translation
+    from ala_encoder.settings.parallel import ParallelFiles
+
+    languages, files = exported.card.data.languages, settings.files or {}
+    given = [name for name in ("path", "files", "test_set") if getattr(settings, name) is not None]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)}: all say what is translated, give one")
+    if settings.test_set is not None:
+        src, trg = map(str, bleu.fetch_test_set(settings.test_set, languages))
+    elif files.keys() == {"src", "trg"}:
+        src, trg = files["src"], files["trg"]
+    else:
+        raise UserError(f"files: names {', '.join(files)}; for a seq2seq allowed are src and trg")
+    text = ParallelFiles(kind="files", src=(src,), trg=(trg,))
+    positions = exported.card.model.max_length
+    part = translation.from_files(text, languages, exported.tokenizer, positions, settings.test_set)
+    where = " ".join(str(Path(one).resolve()) for one in (src, trg))
+    return {"test": part}, settings.test_set or Path(src).name, settings.test_set or where
 
 
 def _labelled(exported: Export, settings: EvaluateRun) -> _Data:

@@ -29,6 +29,7 @@ def main(settings: TranslationRun) -> None:
         find_export(settings.init)
 
     from ala_encoder import bleu, runs, transfer, translation
+    from ala_encoder.files import read_json
     from ala_encoder.tokenizer import open_folder
     from ala_encoder.training import Goal
 
@@ -68,8 +69,10 @@ def main(settings: TranslationRun) -> None:
 
         def score(trained: Scored) -> dict[str, float | None]:
             scores: dict[str, float | None] = {}
+            averaged = read_json(job.folder / "export" / "export.json")["averaged"]
             for split in scoring.splits:
-                scores |= scoring.scores(trained, split, job.folder / "eval")
+                scores |= scoring.scores(trained, split, job.folder / "eval", averaged)
+                job.log.artifact(job.folder / "eval" / f"{split}.json", "eval")
             return scores
 
         runs.train(job, settings, start.build(), goal, card, tokenizer, score)

@@ -93,6 +93,15 @@ def test_a_run_ends_with_an_export_that_scores_what_was_scored(
     written = read_json(folder / "eval" / "test.json")
     assert written["notes"]["test_bleu"] == card.signatures["bleu"]
     assert written["scores"]["test_bleu"] == card.scores["test_bleu"]
+    # one record, and one MLflow run, say how the score came about
+    assert written["search"] == card.search.model_dump(mode="json")
+    assert written["averaged"] == list(card.averaged)
+    assert found["averaged_checkpoints"] == " ".join(card.averaged)
+    assert (found["search.beam_size"], found["search.length_penalty"]) == ("2", "0.6")
+    assert found["uncased_bleu_signature"] == written["notes"]["test_uncased_bleu"]
+    logged = (folder / EVENTS).read_text(encoding="utf-8").splitlines()
+    kept = [e["path"] for e in map(json.loads, logged) if e["event"] == "artifact"]
+    assert {"eval/valid.json", "eval/test.json"} <= set(kept)
     lines = (folder / "eval" / "test.translations.txt").read_text(encoding="utf-8").split("\n")
     assert len(lines) == 1 + len(PAIRS[10:])
     capsys.readouterr()

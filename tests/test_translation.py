@@ -67,7 +67,7 @@ def test_c01_longer_pairs_are_dropped_from_training_and_counted(tokenizer: Token
     sizes = ((60, 2), (3, 3), (2, 51), (50, 50))
     some = examples(tokenizer, *sizes, max_length=50)
     assert (some.num_dropped, some.places.tolist()) == (2, [1, 3])
-    assert some.lengths().tolist() == [3, 50]
+    assert some.lengths().tolist() == [[3, 3], [50, 50]]
     assert some.counts(np.array([1, 0]), 0).tolist() == [50, 3]
     assert some.num_tokens(np.array([0])) == 6
     assert some.collate(np.array([0]), 0)["src_ids"].tolist() == [[70, 71, 72]]

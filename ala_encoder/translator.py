@@ -1,0 +1,99 @@
+"""Text into text: what an export makes of lines, with a count of those it could not take whole.
+
+For: `translate`, and whoever has sentences and an export. Not for: the search (`decoding`), reading
+lines (`lines`, `streams`), translations of a prepared split and their scores (`translation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, final
+
+import torch
+
+from ala_encoder import decoding
+from ala_encoder.errors import UserError
+from ala_encoder.export import TranslationExport
+from ala_encoder.settings.search import SearchSettings
+from ala_encoder.streams import Line
+from ala_encoder.translation import never_put_out, text_of
+
+
+class Translation(NamedTuple):
+    """A translation of a line, and its score."""
+
+    text: str
+    score: float
+    """See `decoding.Hypothesis`."""
+
+
+@final
+class Translator:
+    """A translation model that takes and gives text."""
+
+    def __init__(
+        self,
+        exported: TranslationExport,
+        search: SearchSettings,
+        device: torch.device,
+        say: Callable[[str], None],
+        *,
+        cut: bool = True,
+    ) -> None:
+        """say: is told of the first line that is cut; cut: else a longer line is an error.
+
+        Raises UserError as `TranslationExport.build` and `Tokenizer.of_language` do.
+        """
+        tokenizer = exported.tokenizer
+        self._src, self._trg = map(tokenizer.of_language, exported.card.data.languages)
+        self._model = exported.build().to(device)
+        self._search, self._say, self._cut = search, say, cut
+        self.num_cut = 0
+        """Lines longer than the model's positions, whose end was left out."""
+        self.num_unknown = 0
+        """Lines with pieces that the vocabulary does not have."""
+
+    def translate(self, lines: Sequence[Line], name: str) -> list[list[Translation]]:
+        """Return the n best translations of each line, best first; none holds a line end.
+
+        A line of white space has the empty translation. name: of the text, for messages. Raises
+        UserError when the model gives NaN, and for a line longer than its positions unless `cut`.
+        """
+        # white space has tokens in some vocabularies; a model would make up words for them
+        texts = [text if text.strip() else "" for _, text in lines]
+        sources = [[*ids, self._src.eos_id] for ids in self._src.encode_batch(texts)]
+        for (number, _), ids in zip(lines, sources, strict=True):
+            self._check_length(len(ids), f"{name}:{number}")
+            self.num_unknown += self._src.unk_id in ids
+        found = decoding.translate(
+            self._model,
+            sources,
+            self._search,
+            bos=self._trg.bos_id,
+            eos=self._trg.eos_id,
+            pad=self._trg.pad_id,
+            forbidden=never_put_out(self._trg),
+        )
+        return [
+            [Translation(text_of(self._trg, one.ids), one.score) for one in best]
+            for best in found.n_best
+        ]
+
+    def _check_length(self, length: int, place: str) -> None:
+        most = self._model.max_length
+        if most is None or length <= most:
+            return
+        told = f"{place}: {length:,} tokens, the model has {most:,} positions"
+        if not self._cut:
+            raise UserError(f"{told}; shorten the line, or set too_long=cut")
+        if not self.num_cut:
+            self._say(f"{told}: its end is not translated")
+        self.num_cut += 1
+
+    def notes(self) -> list[str]:
+        """Return a sentence for the user on each kind of line that was not taken whole."""
+        said = (
+            (self.num_cut, "lines are longer than the model's positions: their ends were left out"),
+            (self.num_unknown, "lines hold something that the vocabulary cannot spell"),
+        )
+        return [f"{count:,} {what}" for count, what in said if count]
