@@ -2,9 +2,9 @@
 
 project → rotate → score → + biases (−inf hides) → softmax → x keep → mix
 
-For: the projections, the table lookup and the order above; `attend`, the same without projections.
-Not for: the arithmetic of a path (`kernels`), the formula of a bias (`biases`), what a mask means
-(`heads`).
+For: the projections, the table lookup and the order above. Not for: the same without projections
+(`functional`), the arithmetic of a path (`kernels`), the formula of a bias (`biases`), what a mask
+means (`heads`).
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Attention(nn.Module):
         is_half = weight.dtype in (torch.float16, torch.bfloat16)
         case = replace(self.case, device=weight.device.type, is_half=is_half)
         path = paths.describe(paths.plan(self.heads, case, self.settings.path), case)
-        is_compiled = self.compiles and paths.is_compiled(self.heads, case, self.settings.path)
-        return path + "(compiled)" * is_compiled
+        first = paths.compiled_from(self.heads, case, self.settings.path)
+        return path + "(compiled)" * (self.compiles and first is not None)
 
     def forward(
         self,
@@ -167,9 +167,8 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)
         if q is None and visibility.is_step:
-            q = v.new_empty(
-                len(x), 0, x.shape[1], self.head_dim
-            )  # as many queries, without a group
+            # as many queries, without a group
+            q = v.new_empty(len(x), 0, x.shape[1], self.head_dim)
         return q, k, v
 
     def _scoring(self, x: Tensor, visibility: Visibility, shared: Sequence[nn.Module]) -> Scoring:

@@ -76,7 +76,7 @@ def attend(
     _one_of("path", path, ("auto", *paths.PATHS))
     cells = ["full"] * v.shape[1] if heads is None else list(heads)
     table = HeadTable.parse([cells], is_pre_softmax=is_pre_softmax)
-    every = replace(table, is_pre_softmax=False)
+    every = replace(table, is_pre_softmax=False)  # q and k come for all, also where none is used
     _check_shapes(q, k, v, every, slopes, segments, memory_segments, cross)
     check_masks(table.rows[0], is_pre_softmax=is_pre_softmax, causal=causal, cross=cross)
     _check_numbers(slopes, ratio, dropout, causal=causal, cross=cross)
@@ -89,7 +89,7 @@ def attend(
         dropout=dropout > 0,
     )
     if prune is not None:
-        _check_prune(prune, (q, k, v, slopes))
+        _check_prune(prune, v.device.type, (q, k, v, slopes))
         paths.check_prune(path, table.rows[0], case)
     segments, memory_segments = (
         rows.int() if rows is not None and rows.dtype == torch.bool else rows
@@ -230,7 +230,9 @@ def _bias_of(
     return checked
 
 
-def _check_prune(prune: float, given: Sequence[Tensor | None]) -> None:
+def _check_prune(prune: float, device: str, given: Sequence[Tensor | None]) -> None:
+    if device != "cpu":
+        raise UserError(f"prune: leaves keys out on a CPU alone, these are on {device}")
     if not 0.0 < prune < 1.0:
         raise UserError(f"prune = {prune}: allowed are numbers between 0 and 1")
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):

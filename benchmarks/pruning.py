@@ -157,7 +157,6 @@ def records(
             models[one].load_state_dict(weights(variant))
         for length in lengths:
             rows = held_out[None, : length + 1]
-            assert rows.shape[1] == length + 1, f"the held-out text has {len(held_out)} bytes"
             runs = {one: partial(evaluate, model, rows) for one, model in models.items()}
             times = harness.interleaved(runs, rounds=rounds)
             logits, loss = runs[None]()
@@ -185,36 +184,53 @@ def records(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a table, or with --json a list of records."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    """Print a table, or with --json a list of records; a mistake is one line and exit code 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = harness.Parser(__doc__)
+    names, sizes = (harness.several(x) for x in (harness.one_of(VARIANTS), harness.whole(2**20)))
     parser.add_argument("--text", type=Path, help="a text to train on and to read; else generated")
-    parser.add_argument("--lengths", default="1024,2048,4096", help="comma-separated bytes")
-    parser.add_argument("--variants", default=",".join(VARIANTS), help="comma-separated names")
-    parser.add_argument("--prune", default=",".join(map(str, PRUNE)), help="comma-separated")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--lengths", type=sizes, default="1024,2048,4096", help="bytes")
+    parser.add_argument("--variants", type=names, default=",".join(VARIANTS), help="names")
+    parser.add_argument("--prune", type=harness.several(_part), default=",".join(map(str, PRUNE)))
+    parser.add_argument("--steps", type=harness.whole(2**20), default=400)
     parser.add_argument("--folder", type=Path, default=Path("runs/pruning"), help="of the weights")
-    parser.add_argument("--rounds", type=int, default=harness.ROUNDS)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(argv)
-    variants = given.variants.split(",")
-    unknown = [name for name in variants if name not in VARIANTS]
-    if unknown:
-        parser.error(f"--variants: {unknown[0]!r}; allowed are {', '.join(VARIANTS)}")
-    text = read_text(given.text)
-    lengths, prune = map(int, given.lengths.split(",")), map(float, given.prune.split(","))
-    learnt = text[: -int(_HELD_OUT * len(text))]
-    weights = {name: trained(name, learnt, given.steps, given.folder) for name in variants}
+    parser.add_argument("--rounds", type=harness.whole(1000), default=harness.ROUNDS)
+    parser.add_argument("--json", action="store_true", help="print records for programs")
+    parser.add_argument("--into", type=harness.report, help="file whose results are replaced")
+    given = parser.read(argv)
+    try:
+        text = read_text(given.text)
+    except OSError as error:
+        parser.error(f"--text: {given.text}: {error.strerror}")
+    held_out = int(_HELD_OUT * len(text))
+    if max(given.lengths) >= held_out:
+        parser.error(f"--lengths: {max(given.lengths)}: the held-out text has {held_out} bytes")
+    weights = {
+        name: trained(name, text[:-held_out], given.steps, given.folder) for name in given.variants
+    }
     found = list(
-        records(variants, list(lengths), list(prune), text, weights.__getitem__, given.rounds)
+        records(given.variants, given.lengths, given.prune, text, weights.__getitem__, given.rounds)
     )
+    heading = harness.heading("benchmarks.pruning", argv)
+    table = harness.table(list(_COLUMNS), [[show(r) for show in _COLUMNS.values()] for r in found])
+    if given.into is not None:
+        harness.put(given.into, f"{heading}\n\n{table}")
     if given.json:
+        print(heading, file=sys.stderr)
         print(json.dumps(found, allow_nan=False))
-        return 0
-    print(", ".join(f"{key} {value}" for key, value in harness.environment().items()), end="\n\n")
-    print(harness.table(list(_COLUMNS), [[show(r) for show in _COLUMNS.values()] for r in found]))
+    else:
+        print(f"{heading}\n\n{table}")
     return 0
+
+
+def _part(text: str) -> float:
+    try:
+        part = float(text)
+    except ValueError:
+        part = math.nan
+    if not 0.0 < part < 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed are numbers between 0 and 1")
+    return part
 
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {

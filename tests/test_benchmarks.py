@@ -12,7 +12,7 @@ import torch
 
 from ala_encoder import engine
 from ala_encoder.kernels import shifted
-from benchmarks import attention, decoding, harness, nmt_training
+from benchmarks import attention, decoding, harness, nmt_training, pruning
 from tests.strings import ROOT
 
 
@@ -160,7 +160,7 @@ def test_results_go_between_the_marks_of_a_file_with_their_command(
         assert path.read_text() == f"# Title\n\n{start}\n\n{told}\n\n{end}\n\nprose\n"
 
 
-@pytest.mark.parametrize("name", ["attention", "decoding"])
+@pytest.mark.parametrize("name", ["attention", "decoding", "nmt_training", "pruning"])
 def test_the_shipped_results_can_be_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness.torch.cuda, "is_available", lambda: False)
     assert harness.report(str(ROOT / "benchmarks" / f"{name}.md")).name == f"{name}.md"
@@ -231,6 +231,21 @@ def test_a_step_of_both_trainings_is_the_same_without_dropout(started: None) -> 
 )
 def test_so_it_is_of_training(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in refused(nmt_training.main, words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--lengths x", "--lengths: 'x': allowed are whole numbers"),
+        ("--lengths 9999999", "--lengths: '9999999': allowed are"),
+        ("--lengths 1000000", "--lengths: 1000000: the held-out text has "),
+        ("--prune 2", "--prune: '2': allowed are numbers between 0 and 1"),
+        ("--variants alibbi", "(did you mean 'alibi'?)"),
+        ("--text nowhere.txt", "--text: nowhere.txt: No such file or directory"),
+    ],
+)
+def test_so_it_is_of_pruning(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert line in refused(pruning.main, words, capsys)
 
 
 def test_functions_take_turns_and_the_warm_up_does_not_count() -> None:

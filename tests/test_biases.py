@@ -12,7 +12,7 @@ from torch import Tensor
 from ala_encoder import biases
 from ala_encoder.biases import DistBias, GatedDistBias, Window
 from ala_encoder.settings import attention as settings
-from ala_encoder.settings.biases import SHARED
+from ala_encoder.settings.biases import LINEAR, SHARED
 
 DIM, HEADS, LENGTH = 6, 3, 5
 
@@ -332,3 +332,16 @@ def test_a_kerple_parameter_below_its_bound_is_held_there_and_comes_back(kind: s
     got.sum().backward()
     for parameter in bias.parameters():
         assert parameter.grad is not None and (parameter.grad != 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_counts_as_linear_is_a_slope_times_the_distance_and_nothing_else_is(kind: str) -> None:
+    """`dense` is given the same slopes, so no comparison of paths would notice a wrong entry."""
+    bias, x, row = make(kind), torch.randn(2, LENGTH, DIM), offsets(9, 9)[4:5]
+    with torch.no_grad():
+        for parameter in bias.parameters():
+            parameter.add_(torch.rand_like(parameter))
+        found, steep = bias(row, x), biases.slopes(bias, x)
+        expected = (-steep[..., None] * row.abs()).expand(found.shape)
+    is_linear = kind in [typing.get_args(c.model_fields["kind"].annotation)[0] for c in LINEAR]
+    assert torch.allclose(found, expected, atol=1e-6) == is_linear

@@ -227,7 +227,7 @@ def test_an_infinite_text_of_keys_is_summed_as_a_series() -> None:
     torch.testing.assert_close(found, torch.tensor(by_hand, dtype=torch.float64), rtol=1e-5, atol=0)
     ratio = torch.zeros(3, dtype=torch.float64)
     far = reach.distance(ratio, slopes, 1e-3)
-    left = reach.share(ratio, slopes, far, torch.tensor(10**12))
+    left = reach.lost(ratio, slopes, far, torch.tensor(10**12))
     torch.testing.assert_close(left, torch.full_like(left, 1e-3))
     assert reach.distance(ratio[:1], torch.zeros(1, dtype=torch.float64), 0.5) > 1e9
 
@@ -514,4 +514,4 @@ def test_the_benchmark_trains_once_and_measures_what_is_promised(
         assert (record["weight"] > 0.0) == bool(is_pruned)
     with pytest.raises(SystemExit, match="2"):
         benchmark.main(["--variants", "alibis"])
-    assert "'alibis'; allowed are gated_distbias, alibi" in capsys.readouterr().err
+    assert "'alibis': allowed are gated_distbias, alibi" in capsys.readouterr().err

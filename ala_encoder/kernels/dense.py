@@ -22,12 +22,15 @@ def dense(
     keep: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention in the open and return (mixed values, weights).
+    """Compute weights = keep · softmax(q_i·k_j/sqrt(d) + bias_ij), times v, in the open.
 
-    q: [B, G, Q, d] and k: [B, G, K, d] of G Q/K groups; v: [B, H, K, d]; groups: the group of each
-    of the H heads (None: head h has group h); keep: bool [H, Q, K], multiplied after the softmax
-    without renormalising (Pande et al.). Heads of one group share one map: it is computed once
-    unless biases differ by head. Returns [B, H, Q, d] and the weights [B, H, Q, K], `keep` applied.
+    q: [B, G, Q, d] and k: [B, G, K, d] of G Q/K groups; v: [B, H, K, d]; bias: float32,
+    broadcastable to [B, H, Q, K], −inf hides; visible: bool, likewise; groups: the group of each of
+    the H heads (None: head h has group h); keep: bool [H, Q, K], multiplied after the softmax
+    without renormalising (Pande et al., arXiv 2008.05828); dropout: of the weights that v is mixed
+    with, not of those returned. Heads of one group share one map: it is computed once unless biases
+    differ by head. Returns [B, H, Q, d] and the weights [B, H, Q, K]; a row with nothing to see is
+    0.
     """
     wide = torch.promote_types(q.dtype, torch.float32)  # half precision would round scores
     scores = q.to(wide) * q.shape[-1] ** -0.5 @ k.to(wide).transpose(-2, -1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,13 +32,12 @@ def flex(
     bias: Callable[[Tensor], Tensor] | None = None,
     allowed: Callable[[Tensor], Tensor] | None = None,
     visibility: Visibility | None = None,
-    groups: Sequence[int] | None = None,
 ) -> Tensor:
     """Compute softmax(q_i·k_j/sqrt(d) − slopes_i |i − j| + bias(j − i)) v over the allowed keys.
 
-    q, k: [B, G, T, d]; v: [B, H, T, d]; groups: as in `dense`; slopes: broadcastable to [B, H, T];
-    bias: offsets [1, N] → float32 broadcastable to [B, H, T, N]; allowed: offsets [1, N] → bool
-    [H, 1, N], masks of the heads. Returns [B, H, T, d], 0 where there is nothing to see.
+    q, k, v: [B, H, T, d]; slopes: broadcastable to [B, H, T]; bias: offsets [1, N] → float32
+    broadcastable to [B, H, T, N]; allowed: offsets [1, N] → bool [H, 1, N], masks of the heads.
+    Returns [B, H, T, d], 0 where there is nothing to see.
 
     Raises UserError for a gradient on a CPU, which FlexAttention has not.
     """
@@ -46,8 +45,6 @@ def flex(
     given = [t for t in (q, k, v, slopes) if t is not None]
     if q.device.type == "cpu" and torch.is_grad_enabled() and any(t.requires_grad for t in given):
         raise UserError("path = 'flex': FlexAttention has no backward on a CPU")
-    if groups is not None:
-        q, k = q[:, list(groups)], k[:, list(groups)]
     length, width = q.shape[2], q.shape[3]
     row = torch.arange(1 - length, length, device=q.device)[None]
     out = _kernel(q.device.type)(

@@ -78,7 +78,7 @@ def distance(ratio: Tensor, slopes: Tensor, share: float) -> Tensor:
     return found.clamp(max=_BEYOND).nan_to_num(_BEYOND)
 
 
-def share(ratio: Tensor, slopes: Tensor, nearest: Tensor, count: Tensor) -> Tensor:
+def lost(ratio: Tensor, slopes: Tensor, nearest: Tensor, count: Tensor) -> Tensor:
     """Return x_i of `count` keys, the nearest at distance D = `nearest`; ratio: u_i − log Z_i."""
     size = torch.minimum(series(slopes), count.clamp(min=1).log())
     return (ratio - slopes * nearest + size).exp().masked_fill(count <= 0, 0.0)

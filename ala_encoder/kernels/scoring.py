@@ -41,6 +41,8 @@ class Scoring:
 
     def __post_init__(self) -> None:
         assert self.case.causal == self.visibility.causal
+        assert self.case.has_slopes == (self.slopes is not None)
+        assert self.bias is None or self.case.has_others or self.case.window is not None
 
     def parts(self, q: Tensor | None, v: Tensor) -> tuple[Part, ...]:
         """Return the parts on the device at hand."""

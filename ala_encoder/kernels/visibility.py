@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ala_encoder.kernels.features import document_columns, filled, numbered
+from ala_encoder.positions import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +129,8 @@ class Visibility:
     def places(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the place of queries and keys in their own documents: [B or 1, Q], [B or 1, K]."""
         return (
-            self._once("places", _places, self.segments, queries, device),
-            self._once("key places", _places, self.keys, keys, device),
+            self._once("places", counted, self.segments, queries, device),
+            self._once("key places", counted, self.keys, keys, device),
         )
 
     @property
@@ -172,15 +173,6 @@ def _has_documents(segments: Tensor, keys: Tensor) -> Tensor:
 def _offset(queries: int, keys: int, device: torch.device) -> Tensor:
     rows = torch.arange(queries, device=device)
     return torch.arange(keys, device=device)[None, :] - rows[:, None]
-
-
-def _places(segments: Tensor | None, length: int, device: torch.device) -> Tensor:
-    columns = torch.arange(length, device=device)[None]
-    if segments is None:
-        return columns
-    begins = torch.ones_like(segments, dtype=torch.bool)
-    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return columns - (columns * begins).cummax(1).values
 
 
 def combine(bias: Tensor | None, visible: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

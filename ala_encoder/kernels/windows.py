@@ -252,7 +252,7 @@ class Work:
         for half in self.halves:
             count = half.first - half.side.begin
             nearest = half.side.places + (1 + half.side.ahead) - half.first
-            lost += reach.share(ratio, self.slopes, nearest, count)
+            lost += reach.lost(ratio, self.slopes, nearest, count)
             left += int(count.clamp(min=0).sum())
         lost = (lost / (1 + lost)).nan_to_num(1.0)
         centre = v.mean(2, keepdim=True)

@@ -72,11 +72,10 @@ def head_table(attention: AttentionSettings, num_layers: int, num_heads: int) ->
 def case_of(attention: AttentionSettings, *, causal: bool = False, cross: bool = False) -> Case:
     """Return what the choice of a path depends on, as far as settings say it."""
     widths = [bias.width for bias in attention.biases if isinstance(bias, kinds.Window)]
-    linear = [isinstance(bias, LINEAR) for bias in attention.biases]
     return Case(
         is_pre_softmax=attention.mask_operator == "pre_softmax",
-        has_slopes=any(linear),
-        has_others=len(linear) > sum(linear) + len(widths),
+        has_slopes=any(isinstance(bias, LINEAR) for bias in attention.biases),
+        has_others=any(not isinstance(b, (*LINEAR, kinds.Window)) for b in attention.biases),
         window=min(widths, default=None),
         causal=causal,
         cross=cross,
@@ -108,10 +107,7 @@ def check_attention(
     heads = [head for row in table.rows for head in row]
     check_masks(heads, is_pre_softmax=table.is_pre_softmax, causal=causal, cross=cross)
     for head in heads:
-        if head.kind == "band" and head.k >= max_length - 1:
-            raise UserError(f"head {head}: hides nothing within {max_length} tokens, write full")
-        if head.kind in ("prev", "next") and head.k >= max_length:
-            raise UserError(f"head {head}: sees nothing within {max_length} tokens")
+        _check_mask(head, max_length)
     case = case_of(attention, causal=causal, cross=cross)
     _check_ratio(attention, cross)
     _check_biases(attention, heads, max_length, case)
@@ -132,14 +128,23 @@ def check_attention(
             )
 
 
+def _check_mask(head: Head, max_length: int) -> None:
+    if not head.is_local:
+        return
+    first, last = head.offsets()[0], head.offsets()[-1]
+    if first >= max_length or last <= -max_length:
+        raise UserError(f"head {head}: sees nothing within {max_length} tokens")
+    if first < last and first <= 1 - max_length and last >= max_length - 1:
+        raise UserError(f"head {head}: hides nothing within {max_length} tokens, write full")
+
+
 def _check_biases(
     attention: AttentionSettings, heads: Sequence[Head], max_length: int, case: Case
 ) -> None:
-    single = next((head for head in heads if head.is_single_key), None)
-    if case.is_pre_softmax and single is not None and attention.biases:
+    if attention.biases and case.is_pre_softmax and all(head.is_single_key for head in heads):
         raise UserError(
-            f"biases: {attention.biases[0].kind} does nothing on the pre-softmax head {single}, "
-            "which has one key"
+            f"biases: {attention.biases[0].kind} does nothing on pre-softmax heads of one key, "
+            "and there are no others"
         )
     for bias in attention.biases:
         if isinstance(bias, kinds.T5Bias):

@@ -233,13 +233,10 @@ def check_prune(asked: str, heads: Sequence[Head], case: Case) -> None:
     raise UserError(f"prune: leaves keys out on the path slope alone; {reason}")
 
 
-def is_compiled(heads: Sequence[Head], case: Case, asked: str) -> bool:
-    """Tell whether `banded` ever computes a head before the softmax, which can be compiled."""
-    return compiled_from(heads, case, asked) is not None
-
-
 def compiled_from(heads: Sequence[Head], case: Case, asked: str) -> int | None:
-    """Return the least length at which it does; None: at none."""
+    """Return the least length at which `banded` computes a head before the softmax, which can be
+    compiled; None: at none.
+    """
     starts = [
         part.ladder[-1][0]
         for part in plan(heads, case, asked)
