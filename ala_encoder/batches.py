@@ -41,7 +41,8 @@ class Examples(Protocol):
         ...
 
     def lengths(self) -> NDArray[np.int64] | None:
-        """Return the tokens of each example, or None when nearly all are equally long."""
+        """Return the tokens of each example, int64 [N], or where it has two sides those of each,
+        [N, 2]; None when nearly all are equally long."""
         ...
 
     def num_tokens(self, ids: Ids) -> int:
@@ -136,19 +137,22 @@ class TokenPlan(BatchPlan):
     """Global batches of at most `batch_tokens` tokens, padding counted: rows x the longest.
 
     The examples, longest first and those of equal length in a keyed order, are cut into batches,
-    and the batches shuffled. Where the cuts are follows from the lengths alone, so every epoch has
-    as many batches: a run by epochs knows its steps. An example longer than `batch_tokens` is a
-    batch of its own.
+    and the batches shuffled. Of two sides the longer counts, and pairs that are equally long are
+    ordered by how much longer one is than the other, so that the shorter is little padded too.
+    Where the cuts are follows from the lengths alone, so every epoch has as many batches: a run by
+    epochs knows its steps. An example longer than `batch_tokens` is a batch of its own.
     """
 
     seed: int
     lengths: NDArray[np.int64]
+    """Tokens of each example, [N], or of its sides, [N, 2]."""
     batch_tokens: int
 
     @cached_property
     def starts(self) -> list[int]:
         """The place of each batch's first example, in the order by length."""
-        lengths = np.sort(self.lengths)[::-1].tolist()
+        longest = self.lengths if self.lengths.ndim == 1 else self.lengths.max(1)
+        lengths = np.sort(longest)[::-1].tolist()
         starts, start = [], 0
         while start < len(lengths):
             starts.append(start)
@@ -161,10 +165,21 @@ class TokenPlan(BatchPlan):
 
     def batches(self, phase: int, epoch: int) -> Sequence[Ids]:
         shuffled = keyed_permutation(len(self.lengths), self.seed, phase, epoch)
-        order = shuffled[np.argsort(-self.lengths[shuffled], kind="stable")]
+        order = shuffled[self._keys[shuffled].argsort(kind="stable")]
         cut = np.split(order, self.starts[1:])
         turns = keyed_permutation(len(self.starts), self.seed, phase, epoch, _BATCHES)
         return [cut[turn] for turn in turns]
+
+    @cached_property
+    def _keys(self) -> NDArray[np.int64]:
+        """What the examples are sorted by."""
+        if self.lengths.ndim == 1:
+            return -self.lengths
+        first, second = self.lengths.T
+        longest = np.maximum(first, second)
+        # The difference is smaller than the longest there is, so it only parts equals.
+        keys: NDArray[np.int64] = second - first - longest * (2 * longest.max(initial=0) + 1)
+        return keys
 
 
 def pieces(ids: Ids, rank: int, world_size: int, split: BatchSplit) -> list[Ids]:

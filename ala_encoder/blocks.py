@@ -17,16 +17,18 @@ from torch.utils.checkpoint import checkpoint
 from ala_encoder import biases
 from ala_encoder.attention import Attention, QKBank
 from ala_encoder.cache import Cache, KeyValues
+from ala_encoder.dropout import Dropout
 from ala_encoder.heads import HeadTable
 from ala_encoder.kernels import Visibility
 from ala_encoder.positions import Rotary, counted
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.model import Transformer
 
+# relu: in place it saves memory, but to autograd x is a view, which it would copy back and forth.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": partial(F.relu, inplace=True),
+    "relu": lambda x: F.relu(x, inplace=not x.requires_grad),
     "silu": F.silu,
 }
 
@@ -121,7 +123,7 @@ class Block(nn.Module):
             self.cross_norm = build_norm(model)
         self.ffn = FeedForward(model)
         self.ffn_norm = build_norm(model)
-        self.dropout = nn.Dropout(model.dropout)
+        self.dropout = Dropout(model.dropout)
 
     def forward(
         self, x: Tensor, own: Context, cross: Context | None = None, trace: Trace | None = None

@@ -427,6 +427,42 @@ def test_c02_one_long_example_does_not_share_its_padding() -> None:
     assert sizes == [2, 18]  # 2 x 50 and 18 x 1, never 20 x 50
 
 
+def sides(size: int) -> np.ndarray:
+    """Return two lengths of each example, one up to half as long as the other."""
+    draw = np.random.default_rng(8)
+    longer = draw.integers(2, 60, size)
+    shorter = (longer * draw.uniform(0.5, 1.0, size)).astype(np.int64)
+    return draw.permuted(np.stack([shorter, longer], 1), axis=1)
+
+
+def test_of_two_sides_the_longer_counts() -> None:
+    lengths = sides(500)
+    plan, longest = TokenPlan(5, lengths, 400), TokenPlan(5, lengths.max(1), 400)
+    for epoch in range(3):
+        batches, others = plan.batches(1, epoch), longest.batches(1, epoch)
+        assert sorted(i for ids in batches for i in ids.tolist()) == list(range(500))
+        assert [len(ids) for ids in batches] == [len(ids) for ids in others]
+        for ids, as_long in zip(batches, others, strict=True):
+            found = sorted(lengths[ids].max(1).tolist())
+            assert found == sorted(lengths[as_long].max(1).tolist())
+            assert len(ids) * max(found) <= 400
+
+
+def test_the_shorter_side_is_little_padded_too() -> None:
+    lengths = sides(20_000)
+    padded = []
+    for plan in (TokenPlan(0, lengths, 2000), TokenPlan(0, lengths.max(1), 2000)):
+        room = sum(len(ids) * lengths[ids].max(0).sum() for ids in plan.batches(0, 0))
+        padded.append(1 - lengths.sum() / room)
+    assert padded[0] < 0.08 < 0.11 < padded[1]
+
+
+def test_pairs_of_the_same_lengths_are_mixed_anew_in_every_epoch() -> None:
+    plan = TokenPlan(0, np.full((40, 2), 5), 50)
+    members = {tuple(sorted(ids.tolist())) for e in range(3) for ids in plan.batches(0, e)}
+    assert len(members) == 12
+
+
 def test_c01_an_example_longer_than_a_batch_is_a_batch_of_its_own() -> None:
     batches = TokenPlan(0, np.array([60, 3, 60, 4]), 50).batches(0, 0)
     assert sorted(map(len, batches)) == [1, 1, 2]
@@ -484,7 +520,8 @@ def test_a_walk_through_tokens_resumes_anywhere() -> None:
 def test_four_and_a_half_million_pairs_are_planned_in_five_seconds() -> None:
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.lognormal(3.2, 0.6, 4_500_000).astype(np.int64), 2, 250)
-    plan = TokenPlan(1, lengths, 25_000)
+    both = np.stack([lengths, np.clip(lengths + draw.integers(-9, 9, len(lengths)), 2, 250)], 1)
+    plan = TokenPlan(1, both, 25_000)
     began = time.perf_counter()
     assert len(plan.batches(0, 0)) == plan.batches_per_epoch
     assert time.perf_counter() - began < 5

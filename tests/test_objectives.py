@@ -359,6 +359,25 @@ def test_label_smoothing_is_its_double_loop(epsilon: float) -> None:
     assert torch.allclose(grad, by_hand, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_smoothing_is_that_of_autograd(dtype: torch.dtype) -> None:
+    """Of a loss that is scaled, as the engine scales it, and of logits in half precision."""
+    torch.manual_seed(3)
+    logits = (torch.randn(4, 5, 11) * 3).to(dtype).requires_grad_()
+    labels = torch.randint(0, 11, (4, 5))
+    labels[1, 2:] = -100
+    share = torch.rand(11).softmax(0)
+    loss, plain = smoothed_cross_entropy(logits, labels, 0.1, share)
+    assert not plain.requires_grad
+    log_p = logits.float().log_softmax(-1)
+    wanted = 0.9 * F.one_hot(labels.clamp(min=0), 11) + 0.1 * share
+    by_hand = -(wanted * log_p).sum(-1)[labels != -100].sum()
+    assert loss.item() == pytest.approx(by_hand.item(), rel=1e-6)
+    (grad,), (expected,) = (torch.autograd.grad(x * 0.37, logits) for x in (loss, by_hand))
+    assert grad.dtype == dtype
+    assert torch.allclose(grad, expected, atol=1e-7, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
 def test_smoothing_over_the_whole_vocabulary_is_that_of_torch() -> None:
     torch.manual_seed(1)
     logits, labels = torch.randn(6, 9), torch.tensor([0, 3, -100, 8, 8, 1])

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from ala_encoder.blocks import Stack, Trace, build_norm
 from ala_encoder.cache import Cache
+from ala_encoder.dropout import Dropout
 from ala_encoder.models.parts import Vocabulary, build_positions, embed, initialise
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stack
@@ -21,7 +22,7 @@ class CausalLM(nn.Module):
         self.vocabulary = Vocabulary(vocab_size, model.dim)
         self.positions = build_positions(model)
         self.embedding_norm = build_norm(model) if model.embedding_norm else None
-        self.dropout = nn.Dropout(model.dropout)
+        self.dropout = Dropout(model.dropout)
         self.stack = Stack(table, model, attention, causal=True)
         self.output = None if model.tied_embeddings else Vocabulary(vocab_size, model.dim)
         initialise(self, model.init_std)

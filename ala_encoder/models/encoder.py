@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ala_encoder.blocks import ACTIVATIONS, Stack, Trace, build_norm
+from ala_encoder.dropout import Dropout
 from ala_encoder.models.parts import Vocabulary, build_positions, embed, initialise
 from ala_encoder.positions import first_real
 from ala_encoder.settings.attention import AttentionSettings
@@ -25,7 +26,7 @@ class Encoder(nn.Module):
         self.positions = build_positions(model)
         self.token_types = nn.Embedding(2, model.dim)
         self.norm = build_norm(model)
-        self.dropout = nn.Dropout(model.dropout)
+        self.dropout = Dropout(model.dropout)
         self.stack = Stack(table, model, attention)
 
     def forward(
@@ -116,7 +117,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.encoder = Encoder(model, attention, vocab_size)
         self.pooler = nn.Linear(model.dim, model.dim)
-        self.dropout = nn.Dropout(model.dropout)
+        self.dropout = Dropout(model.dropout)
         self.classifier = nn.Linear(model.dim, num_labels)
         self.pool = POOLINGS[model.pooling]
         initialise(self, model.init_std)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ala_encoder.blocks import Stack, Trace
 from ala_encoder.cache import Cache
+from ala_encoder.dropout import Dropout
 from ala_encoder.models.parts import Vocabulary, build_positions, embed, initialise
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stacks
@@ -35,7 +36,7 @@ class Seq2Seq(nn.Module):
         self.vocabulary = Vocabulary(vocab_size, model.dim)
         self.encoder_positions = build_positions(model)
         self.decoder_positions = build_positions(model)
-        self.dropout = nn.Dropout(model.dropout)
+        self.dropout = Dropout(model.dropout)
         self.encoder = Stack(tables["encoder"], model, given["encoder"])
         self.decoder = Stack(
             tables["decoder"],
