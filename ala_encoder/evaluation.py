@@ -90,8 +90,12 @@ def language_model_loss(forward: Forward, examples: Examples, batch_size: int) -
 def masked_lm_scores(
     forward: Forward, examples: Examples, batch_size: int
 ) -> dict[str, float | None]:
+    """Return `loss_scores` of a masked language model."""
+    return loss_scores(language_model_loss(forward, examples, batch_size))
+
+
+def loss_scores(loss: Loss) -> dict[str, float | None]:
     """Return eval_loss (nats), eval_perplexity and the number of targets they are taken over."""
-    loss = language_model_loss(forward, examples, batch_size)
     return {
         "eval_loss": loss.mean,
         "eval_perplexity": None if loss.mean is None else perplexity(loss.total, loss.count),

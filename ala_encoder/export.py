@@ -103,18 +103,35 @@ class Card(AnyCard):
 
 @final
 class TranslationCard(AnyCard):
-    """Of a translation model: enough to rebuild it, to translate, and to evaluate it again."""
+    """Of a translation model, or of one that is pretrained for it: enough to rebuild it, to
+    translate, and to evaluate it again."""
 
     kind: Literal["seq2seq"] = "seq2seq"
     model: EncoderDecoderModel
     decoder: AttentionSettings
     cross: AttentionSettings
-    data: TranslationData
-    """Its languages are those the model translates between."""
-    search: SearchSettings
+    data: TranslationData | CorpusSettings
+    """Its languages are those the model translates between; running text: it only fills in spans,
+    and is what `finetune_nmt` starts from."""
+    search: SearchSettings = SearchSettings()
     """How the translations were found that it was scored by."""
     signatures: dict[str, str] = Field(default_factory=dict)
     """sacreBLEU's signature of each kind of score, such as bleu."""
+
+    @property
+    def translates(self) -> bool:
+        """Whether it has learned to translate."""
+        return isinstance(self.data, TranslationData)
+
+    @property
+    def pairs(self) -> TranslationData:
+        """The pairs it was trained on; raises UserError where it has not learned to translate."""
+        if isinstance(self.data, CorpusSettings):
+            raise UserError(
+                f"{self.run_name}: is pretrained to fill in spans, it cannot translate; "
+                "run finetune_nmt with it as `init`"
+            )
+        return self.data
 
     @property
     def sections(self) -> dict[str, AttentionSettings]:
@@ -131,8 +148,10 @@ class TranslationCard(AnyCard):
 
     @property
     def about(self) -> str:
-        languages = " to ".join(self.data.languages)
-        return f"A translation model, {languages}, variant `{self.variant}`, seed {self.seed}."
+        task = "An encoder-decoder pretrained to fill in spans"
+        if isinstance(self.data, TranslationData):
+            task = f"A translation model, {' to '.join(self.data.languages)}"
+        return f"{task}, variant `{self.variant}`, seed {self.seed}."
 
 
 @dataclass(frozen=True)

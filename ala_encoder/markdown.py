@@ -139,7 +139,8 @@ def _caption(item: Table) -> str:
     for split in sorted({split for run in runs for split in run.counts}):
         sizes = sorted({run.counts[split] for run in runs if split in run.counts})
         size = " to ".join(f"{number:,}" for number in dict.fromkeys((sizes[0], sizes[-1])))
-        taken.append(f"{split} {size} {'targets' if item.task == 'mlm' else 'examples'}")
+        unit = "targets" if item.task in ("mlm", "denoise") else "examples"
+        taken.append(f"{split} {size} {unit}")
     return f"{text} Scores taken over: {', '.join(taken)}." if taken else text
 
 

@@ -213,7 +213,7 @@ def _commit() -> str | None:
 
 
 _TRAIN_KEYS = ("batch_size", "batch_tokens", "max_length", "label_smoothing")
-_DATA_KEYS = ("length", "mask_probability", "mask_selection", "max_train_examples")
+_DATA_KEYS = ("length", "mask_probability", "mask_selection", "spans", "max_train_examples")
 
 
 def identity(settings: TrainingRun, tokenizer: Tokenizer, data_sha256: str) -> dict[str, Any]:

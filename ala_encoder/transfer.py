@@ -1,4 +1,5 @@
-"""What a translation model starts from: nothing, a masked language model, or a translation model.
+"""What a translation model starts from: nothing, a masked language model, an encoder-decoder that
+learned to fill in spans, or a translation model.
 
 For: copying an export's weights into a new model, where sizes and tokenizer are the same. Not for:
 exports themselves (`export`), encoders that become classifiers (`finetuning`).
@@ -50,7 +51,7 @@ class Start:
     @property
     def translates(self) -> bool:
         """Whether the weights can translate before any step."""
-        return isinstance(self.source, TranslationExport)
+        return isinstance(self.source, TranslationExport) and self.source.card.translates
 
     def build(self) -> Seq2Seq:
         """Return the model, the export's weights copied in, all else new."""

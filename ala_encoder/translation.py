@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ala_encoder import bleu, decoding, parallel, parallel_corpus, ranks
-from ala_encoder.batches import FIXED_EPOCH, Ids, Inputs, TokenPlan
+from ala_encoder.batches import FIXED_EPOCH, Examples, Ids, Inputs, TokenPlan
 from ala_encoder.errors import UserError
 from ala_encoder.evaluation import Forward, Loss, Scored, write_scores
 from ala_encoder.files import write_text
@@ -201,13 +201,15 @@ def _check_lengths(examples: TranslationPairs, positions: int | None, where: str
         )
 
 
-def pairs_loss(forward: Forward, examples: TranslationPairs, batch_tokens: int) -> Loss:
+def pairs_loss(forward: Forward, examples: Examples, batch_tokens: int) -> Loss:
     """Return the loss, not smoothed, over all target tokens, summed over batches and ranks.
 
     Every rank makes as many calls; a pair longer than `batch_tokens` is a batch of its own.
     """
     total, count, world = 0.0, 0, ranks.world_size()
-    batches = TokenPlan(0, examples.lengths(), batch_tokens).batches(0, FIXED_EPOCH)
+    lengths = examples.lengths()
+    assert lengths is not None
+    batches = TokenPlan(0, lengths, batch_tokens).batches(0, FIXED_EPOCH)
     none = np.empty(0, dtype=np.int64)
     with torch.no_grad():
         for first in range(0, len(batches), world):

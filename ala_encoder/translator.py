@@ -45,7 +45,7 @@ class Translator:
         Raises UserError as `TranslationExport.build` and `Tokenizer.of_language` do.
         """
         tokenizer = exported.tokenizer
-        self._src, self._trg = map(tokenizer.of_language, exported.card.data.languages)
+        self._src, self._trg = map(tokenizer.of_language, exported.card.pairs.languages)
         self._model = exported.build().to(device)
         self._search, self._say, self._cut = search, say, cut
         self.num_cut = 0

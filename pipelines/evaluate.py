@@ -50,17 +50,21 @@ def main(settings: EvaluateRun, as_json: bool) -> None:
     keep_freed_memory()
     exported = export.read_any(settings.export)
     kind = exported.card.kind
+    translates = isinstance(exported, export.TranslationExport) and exported.card.translates
     if settings.prune is not None:
         if not isinstance(exported, export.Export) or kind != "masked_lm":
             raise UserError(f"prune: is measured on a language model, this is a {kind}")
         exported = exported.pruned(settings.prune)
     for name in ("search", "test_set", "compound_split_bleu"):
-        if getattr(settings, name) and kind != "seq2seq":
-            raise UserError(f"{name}: is for translation models, this is a {kind}")
-    if isinstance(exported, export.TranslationExport):
+        if getattr(settings, name) and not translates:
+            which = " that only fills in spans" if kind == "seq2seq" else ""
+            raise UserError(f"{name}: is for translation models, this is a {kind}{which}")
+    if isinstance(exported, export.TranslationExport) and translates:
         data = _pairs(exported, settings)
+    elif isinstance(exported, export.Export) and kind == "classifier":
+        data = _labelled(exported, settings)
     else:
-        data = (_labelled if kind == "classifier" else _text)(exported, settings)
+        data = _text(exported, settings)
     engine.start()
     scores: dict[str, float | None] = {}
     try:
@@ -118,9 +122,9 @@ def _resolved(data: TaskSettings) -> dict[str, Any]:
     return {**data.model_dump(mode="json"), "path": path}
 
 
-def _text(exported: Export, settings: EvaluateRun) -> _Data:
-    """Open the held-out text of a language model."""
-    from ala_encoder import corpus, evaluation, examples, manifests, metrics, ranks
+def _text(exported: Export | TranslationExport, settings: EvaluateRun) -> _Data:
+    """Open the held-out text of a language model, or of one that fills in spans."""
+    from ala_encoder import corpus, denoising, evaluation, examples, manifests, metrics, ranks
     from ala_encoder.kernels import watch_pruning
     from ala_encoder.settings.corpus import CorpusSettings
 
@@ -140,16 +144,23 @@ def _text(exported: Export, settings: EvaluateRun) -> _Data:
         used["prune"] = str(settings.prune)
     folder = _folder(exported, settings, manifest.name, used, own)
     tokens = corpus.open_tokens(prepared, manifest, exported.tokenizer, verify=ranks.is_main())
-    blocks = examples.validation_blocks(tokens[split], data, exported.tokenizer)
+    task, given = "mlm", (tokens[split], data, exported.tokenizer)
+    score: Callable[[Forward, int], dict[str, float | None]]
+    if kind == "seq2seq":
+        task, texts = "denoise", denoising.validation_texts(*given)
+        score = lambda forward, size: denoising.denoising_scores(forward, texts, size)  # noqa: E731
+    else:
+        blocks = examples.validation_blocks(*given)
+        score = lambda forward, size: evaluation.masked_lm_scores(forward, blocks, size)  # noqa: E731
 
     def scores(forward: Forward, split: str) -> dict[str, float | None]:
         with watch_pruning() as attentions:
-            found = evaluation.masked_lm_scores(forward, blocks, settings.batch_size)
+            found = score(forward, settings.batch_size)
         if exported.card.encoder.prune is not None:
             found |= evaluation.pruning_scores(attentions)
         if ranks.is_main():
             written = {name: metrics.Score(value) for name, value in found.items()}
-            evaluation.write_scores(folder, "mlm", split, manifest.name, written)
+            evaluation.write_scores(folder, task, split, manifest.name, written)
         return found
 
     return _Data(manifest.name, (split,), folder, scores)
@@ -171,9 +182,9 @@ def _pairs(exported: TranslationExport, settings: EvaluateRun) -> _Data:
         raise UserError(f"split = {shown(settings.split)}: there are {allowed}{hint}")
     used, own = (
         {"path": str(one), "search": how.model_dump(mode="json")}
-        for one, how in ((place, search), (card.data.path.resolve(), card.search))
+        for one, how in ((place, search), (card.pairs.path.resolve(), card.search))
     )
-    task = "-".join(card.data.languages)
+    task = "-".join(card.pairs.languages)
     name = f"{title} {task}"
     metrics = (*bleu.METRICS, *([bleu.COMPOUND_SPLIT] if settings.compound_split_bleu else []))
     scoring = translation.Scoring(splits, search, search.batch_tokens, task, name, metrics)
@@ -193,11 +204,11 @@ def _prepared(
     from ala_encoder import parallel_corpus, parallel_manifests, ranks, translation
 
     card = exported.card
-    path = settings.path or card.data.path
+    path = settings.path or card.pairs.path
     manifest = parallel_manifests.read(path)
     data = manifest.data.model_copy(update={"path": path})
-    if data.languages != card.data.languages:
-        have, want = ("-".join(one.languages) for one in (data, card.data))
+    if data.languages != card.pairs.languages:
+        have, want = ("-".join(one.languages) for one in (data, card.pairs))
         raise UserError(f"path = {path}: holds {have}, {card.run_name} translates {want}")
     pairs = parallel_corpus.open_pairs(path, manifest, exported.tokenizer, verify=ranks.is_main())
     splits = translation.held_out(data, pairs, exported.tokenizer, card.model.max_length)
@@ -211,7 +222,7 @@ def _test_set(
     from ala_encoder import bleu, translation
     from ala_encoder.settings.parallel import ParallelFiles
 
-    languages, files = exported.card.data.languages, settings.files or {}
+    languages, files = exported.card.pairs.languages, settings.files or {}
     given = [name for name in ("path", "files", "test_set") if getattr(settings, name) is not None]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)}: all say what is translated, give one")

@@ -24,7 +24,7 @@ TIERS: list[set[str]] = [
     {"checkpoint", "engine", "tracking", "hub", "export", "evaluation", "records", "decoding",
      "averaging"},
     {"training", "runs", "reporting", "markdown", "finetuning", "analysis",
-     "translation", "transfer", "translator", "significance"},
+     "translation", "transfer", "translator", "significance", "denoising"},
 ]  # fmt: skip
 """A module imports from its own tier or a lower one, and never in a circle."""
 

@@ -75,7 +75,7 @@ def test_every_key_of_every_pipeline_is_listed_also_of_kinds_and_in_lists(pipeli
         (PretrainRun, r"      data\.source\.kind +datasets +A column of a data set"),
         (PretrainRun, r"        data\.source\.name +required"),
         (PretrainRun, r"    tokenizer\.kind +byte_bpe +GPT-2's kind"),
-        (PretrainRun, r"    model\.norm +post +\[post\|pre\] post: a norm after each residual"),
+        (PretrainRun, r"      model\.norm +post +\[post\|pre\] post: a norm after each residual"),
         (PretrainRun, r"    tracking\.enabled +true"),
         (PretrainRun, r"  data +required +Running text"),
         (TranslationRun, r"      cross\.biases\.N\.… +as encoder\.biases\.N\.…"),

@@ -110,7 +110,7 @@ def test_every_config_is_of_a_known_kind() -> None:
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_a_pretraining_config_loads(name: str, tmp_path: Path) -> None:
     settings = load(CONFIGS / name, [], PretrainRun)
-    assert settings.run_name == f"{settings.variant}-mlm-1337"
+    assert settings.run_name == f"{settings.variant}-{settings.objective}-1337"
     dump(settings, tmp_path / "settings.yaml")
     assert load(tmp_path / "settings.yaml", [], PretrainRun) == settings
 

@@ -476,9 +476,9 @@ def test_an_override_below_null_is_refused(tmp_path: Path) -> None:
          ["encoder: head prev32", "32"]),
         (PretrainRun, ["encoder.heads=[[next40, full], [full, full]]"],
          ["encoder: head next40", "32"]),
-        (PretrainRun, ["encoder.heads=[[prev1, full], [full, full]]",
+        (PretrainRun, ["encoder.heads=[[prev1, prev1], [next1, identity]]",
                        "encoder.mask_operator=pre_softmax"],
-         ["encoder: biases", "distbias", "prev1"]),
+         ["encoder: biases", "distbias", "heads of one key"]),
         (PretrainRun, ["encoder.biases=[{kind: window, width: 32}]"],
          ["encoder: biases", "window 32", "32"]),
         (PretrainRun, ["encoder.heads=[[band1, full], [full, full]]", "encoder.path=sdpa"],
@@ -630,7 +630,7 @@ def test_every_shipped_settings_file_loads_and_dumps(path: Path, tmp_path: Path)
         cls, overrides = CompareRun, []
     elif "task" in data.get("data", {}):
         cls, overrides = FinetuneRun, [] if "model" in data else ["init=runs/x", "data.path=GLUE"]
-    elif data["model"]["family"] != "encoder":
+    elif data["model"]["family"] != "encoder" and "objective" not in data:
         is_whole = data["model"]["family"] == "encoder_decoder" and "data" in data
         cls = TranslationRun if is_whole else Architecture
     settings = loader.load(path, overrides, cls)
@@ -700,10 +700,13 @@ def test_a_wrong_translation_setting_is_one_line(override: str, told: str) -> No
 @pytest.mark.parametrize(
     ("cls", "config", "line"),
     [
-        (PretrainRun, "wt103/baseline", "'causal': needed here is 'encoder'; no pipeline trains"),
+        (PretrainRun, "wt103/baseline",
+         "'causal': needed here is 'encoder' or 'encoder_decoder'; no pipeline trains it yet"),
         (FinetuneRun, "wt103/distbias", "'causal': needed here is 'encoder'; no pipeline trains"),
         (PretrainRun, "nmt_small/a",
-         "'encoder_decoder': needed here is 'encoder'; `finetune_nmt` trains it"),
+         "'encoder_decoder': needed with objective = 'mlm' is 'encoder'; objective: denoise"),
+        (FinetuneRun, "nmt_small/a",
+         "'encoder_decoder': needed here is 'encoder'; `finetune_nmt` trains it, and `pretrain`"),
         (TranslationRun, "small/books",
          "'encoder': needed here is 'encoder_decoder'; `pretrain` and `finetune_glue` train it"),
         (TranslationRun, "extrapolation/alibi",

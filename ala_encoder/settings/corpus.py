@@ -48,6 +48,15 @@ class EmbeddedText(Section):
 TextSource = Annotated[TextFiles | NamedText | EmbeddedText, Field(discriminator="kind")]
 
 
+class SpanSettings(Section):
+    """Spans to be filled in: what `objective: denoise` leaves out of a text (BART's infilling)."""
+
+    probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
+    """Part of a text's tokens that lie in spans: exactly round(p·n), at least 1."""
+    mean_length: Annotated[float, Field(ge=1.0, le=100.0)] = 3.0
+    """Tokens of a span on the mean; the lengths are of a Poisson distribution, 0 among them."""
+
+
 class CorpusSettings(Section):
     """Running text for pretraining."""
 
@@ -57,7 +66,9 @@ class CorpusSettings(Section):
     on_bad_row: BadRowPolicy = "error"
     """What a row or line that cannot be read does: stop, or be skipped and counted."""
     length: Annotated[int, Field(ge=3)] = 128
-    """Tokens in one example, [CLS] and [SEP] included."""
+    """Tokens in one example, [CLS] and [SEP] included; to be filled in: the most, eos included."""
     mask_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     mask_selection: Literal["exact", "independent"] = "exact"
     """exact: round(p·n), at least 1, in every example; independent: a coin for each token."""
+    spans: SpanSettings | None = None
+    """Of `objective: denoise`, in place of the two above; none: its defaults."""

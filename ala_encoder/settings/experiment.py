@@ -8,9 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ala_encoder.errors import UserError, nearest
 from ala_encoder.heads import HeadTable
@@ -19,7 +26,7 @@ from ala_encoder.settings.base import NonNegativeInt, Section
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.engine import EngineSettings, read_deepspeed
 from ala_encoder.settings.loader import check
-from ala_encoder.settings.model import EncoderModel, ModelSettings
+from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel, ModelSettings
 from ala_encoder.settings.optim import OptimSettings
 from ala_encoder.settings.parallel import TranslationData
 from ala_encoder.settings.search import SearchSettings
@@ -29,6 +36,10 @@ from ala_encoder.settings.tracking import TrackingSettings
 from ala_encoder.settings.train import Rhythm, TokenTrainSettings, TrainSettings
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", max_length=100)]
+Objective = Literal["mlm", "denoise"]
+"""What a model is pretrained for."""
+_FAMILIES = {"mlm": "encoder", "denoise": "encoder_decoder"}
+"""Objective → the family of models that it pretrains."""
 
 
 def check_stack(
@@ -131,6 +142,7 @@ class Architecture(Section):
     tracking: TrackingSettings | None = None
     init: Path | None = None
     search: SearchSettings | None = None
+    objective: Objective | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Architecture:
@@ -201,29 +213,66 @@ class TrainingRun(Section):
 
 
 class PretrainRun(TrainingRun):
-    """Masked-language-model pretraining; `train_tokenizer` and `prepare_data` read it too."""
+    """Pretraining on running text; `train_tokenizer` and `prepare_data` read it too."""
 
-    model: EncoderModel
+    objective: Objective = "mlm"
+    """mlm: an encoder predicts masked tokens; denoise: an encoder-decoder gives back the whole text
+    of which spans are masked, and `finetune_nmt` goes on from it."""
+    model: Annotated[EncoderModel | EncoderDecoderModel, Field(discriminator="family")]
     encoder: AttentionSettings = AttentionSettings()
+    decoder: AttentionSettings | None = None
+    """Causal self-attention of an encoder-decoder; none: plain."""
+    cross: AttentionSettings | None = None
+    """What an encoder-decoder's decoder pays to the masked text; none: plain."""
     tokenizer: TokenizerSettings
     data: CorpusSettings
     train: TrainSettings
 
+    @field_validator("model")
+    @classmethod
+    def _of_its_family(
+        cls, model: EncoderModel | EncoderDecoderModel, info: ValidationInfo
+    ) -> EncoderModel | EncoderDecoderModel:
+        objective, family = info.data.get("objective"), model.family
+        if objective is not None and family != _FAMILIES[objective]:
+            other = next(name for name in _FAMILIES if name != objective)
+            trained = ", `finetune_nmt` trains it" if family == "encoder_decoder" else ""
+            raise UserError(
+                f"model.family = {family!r}: needed with objective = {objective!r} is "
+                f"{_FAMILIES[objective]!r}; objective: {other} pretrains this one{trained}"
+            )
+        return model
+
     @model_validator(mode="after")
     def _fits(self) -> PretrainRun:
-        if self.data.length > self.model.max_length:
+        positions = self.model.max_length
+        if positions is not None and self.data.length > positions:
             raise UserError(
-                f"data.length = {self.data.length}: the model has {self.model.max_length} "
+                f"data.length = {self.data.length}: the model has {positions} "
                 "positions (model.max_length)"
             )
         if self.train.patience is not None:
             raise UserError("train.patience: pretraining picks no best weights")
-        check_stack(self.model, self.encoder, self.data.length)
+        given = {"encoder": self.encoder, "decoder": self.decoder, "cross": self.cross}
+        check_stacks(self.model, given, self.data.length)
+        return self
+
+    @model_validator(mode="after")
+    def _corrupts_one_way(self) -> PretrainRun:
+        others = ("spans",) if self.objective == "mlm" else ("mask_probability", "mask_selection")
+        for name in others:
+            if getattr(self.data, name) != CorpusSettings.model_fields[name].default:
+                raise UserError(f"data.{name}: does nothing with objective = {self.objective!r}")
         return self
 
     @property
+    def sections(self) -> dict[str, AttentionSettings]:
+        """The attention settings of the sections that the family has."""
+        return {name: getattr(self, name) or AttentionSettings() for name in self.model.sections}
+
+    @property
     def run_name(self) -> str:
-        return self.name or f"{self.variant}-mlm-{self.seed}"
+        return self.name or f"{self.variant}-{self.objective}-{self.seed}"
 
 
 class FinetuneRun(TrainingRun):
@@ -392,10 +441,15 @@ class Preparation(Architecture):
 
     @model_validator(mode="after")
     def _right_text(self) -> Preparation:
-        is_parallel = isinstance(self.data, TranslationData)
-        if is_parallel != (self.model.family == "encoder_decoder"):
-            needed = "running" if is_parallel else "parallel"
-            raise UserError(f"data: model.family = {self.model.family!r} needs {needed} text")
-        if self.model.family == "encoder":
+        is_parallel, family = isinstance(self.data, TranslationData), self.model.family
+        if is_parallel and self.objective is not None:
+            raise UserError(f"data: objective = {self.objective!r} needs running text")
+        if is_parallel and family != "encoder_decoder":
+            raise UserError(f"data: model.family = {family!r} needs running text")
+        if not is_parallel and family == "encoder_decoder" and self.objective is None:
+            raise UserError(
+                f"data: model.family = {family!r} needs parallel text, or objective: denoise"
+            )
+        if self.objective is not None or family == "encoder":
             check(self.model_dump(mode="json", exclude_unset=True), PretrainRun)
         return self

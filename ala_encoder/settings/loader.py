@@ -36,7 +36,7 @@ _MAX_SHOWN = 80  # characters of a value or a key in a message
 _TRAINED_BY = {
     "encoder": "`pretrain` and `finetune_glue` train it",
     "causal": "no pipeline trains it yet, `params` counts it",
-    "encoder_decoder": "`finetune_nmt` trains it",
+    "encoder_decoder": "`finetune_nmt` trains it, and `pretrain` with objective: denoise",
 }
 _OTHER_YAML = re.compile(r"%YAML(?!\s+1\.2\s*$).*", re.MULTILINE)
 
@@ -231,10 +231,14 @@ def _apply(data: dict[str, Any], override: str) -> None:
 def _one_line(found: ValidationError, cls: type[BaseModel], data: Any) -> str:
     errors = found.errors(include_url=False)
     for error in errors:  # a model of another family has other keys: it explains them all
-        trained = _TRAINED_BY.get(str(error["input"]))
-        if error["loc"] == ("model", "family") and trained:
-            needed = error["ctx"]["expected"]
-            return f"model.family = {error['input']!r}: needed here is {needed}; {trained}"
+        context = error.get("ctx", {})
+        allowed = context.get("expected_tags") or context.get("expected")
+        if error["loc"] in (("model",), ("model", "family")) and allowed:
+            family, needed = data["model"]["family"], allowed.replace(", ", " or ")
+            if trained := _TRAINED_BY.get(str(family)):
+                return f"model.family = {family!r}: needed here is {needed}; {trained}"
+        if error["loc"] == ("model",) and error["type"] == "value_error":
+            return str(context["error"])
     first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{_describe(first, cls, data)}{more}"

@@ -24,8 +24,8 @@ class TranslationRun(TrainingRun):
 
     init: Path | None = None
     """An export to start from, or a run folder that has one: a masked language model, of which the
-    encoder and the vocabulary are taken, or a translation model. It must be of the same sizes and
-    tokenizer as stand here."""
+    encoder and the vocabulary are taken, or all of an encoder-decoder: a translation model, or one
+    pretrained with `objective: denoise`. It must be of the same sizes and tokenizer as here."""
     model: EncoderDecoderModel
     encoder: AttentionSettings = AttentionSettings()
     decoder: AttentionSettings = AttentionSettings()

@@ -164,7 +164,7 @@ class Tokenizer(ABC):
 
     @property
     def mask_id(self) -> int:
-        return self._needed(self.special.mask, "mask", "masked language modelling needs")
+        return self._needed(self.special.mask, "mask", "pretraining needs")
 
     def _needed(self, index: int | None, role: str, purpose: str) -> int:
         if index is None:
