@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ala_encoder import biases, kernels
 from ala_encoder.cache import KeyValues
+from ala_encoder.errors import UserError
 from ala_encoder.heads import HeadTable
 from ala_encoder.kernels import Scoring, Visibility
 from ala_encoder.positions import rotate
@@ -196,11 +197,19 @@ class Attention(nn.Module):
 
 
 def compile_long_runs(model: nn.Module, steps: int) -> None:
-    """Let attention with `compile: auto` be compiled where a run of `steps` repays the time."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    """Let attention with `compile: auto` be compiled where a run of `steps` repays the time.
+
+    Raises UserError for `compile: on` without a C++ compiler, which a CPU needs.
+    """
+    name = os.environ.get("CXX", "g++")
+    has_compiler = shutil.which(name) is not None
     for part in model.modules():
-        if isinstance(part, Attention) and part.settings.compile == "auto":
-            part.compiles = steps >= paths.COMPILED_FROM_STEPS and compiler is not None
+        if not isinstance(part, Attention):
+            continue
+        if part.settings.compile == "auto":
+            part.compiles = steps >= paths.COMPILED_FROM_STEPS and has_compiler
+        elif part.compiles and not has_compiler and part.v_proj.weight.device.type == "cpu":
+            raise UserError(f"compile = 'on': there is no C++ compiler {name!r}; write auto or off")
 
 
 def emptied(x: Tensor, real: Tensor | None) -> Tensor:
@@ -213,5 +222,4 @@ def emptied(x: Tensor, real: Tensor | None) -> Tensor:
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """[B, T, heads x head_dim] → [B, heads, T, head_dim]."""
-    batch, length, _ = x.shape
-    return x.view(batch, length, -1, head_dim).transpose(1, 2)
+    return x.view(*x.shape[:-1], x.shape[-1] // head_dim, head_dim).transpose(1, 2)

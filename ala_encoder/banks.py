@@ -22,18 +22,15 @@ def fitted(
 ) -> dict[str, Tensor]:
     """Return `state` with the Q/K groups that `table` has, when it holds those of all heads.
 
-    prefix: what stands before the bank's keys; where: named in the note on what was dropped. Any
-    other state is returned as it is, for the caller's own check.
+    prefix: what stands before the bank's keys; where: named in the note on what was dropped. A
+    state whose shapes are those of `table`, or of neither, is returned as it is, for the caller's
+    own check.
     """
     whole = replace(table, is_pre_softmax=False)
-    if whole.num_groups == table.num_groups:
-        return dict(state)
     bank = {name: tensor for name, tensor in state.items() if name.startswith(prefix)}
-    with torch.device("meta"):  # shapes alone
-        bias = any(name.endswith("bias") for name in bank)
-        wanted = QKBank(whole, dim, bias=bias).state_dict()
-    shapes = {prefix + name: tensor.shape for name, tensor in wanted.items()}
-    if {name: tensor.shape for name, tensor in bank.items()} != shapes:
+    bias = any(name.endswith("bias") for name in bank)
+    shapes = {name.removeprefix(prefix): tensor.shape for name, tensor in bank.items()}
+    if shapes in (_shapes(table, dim, bias=bias), {}) or shapes != _shapes(whole, dim, bias=bias):
         return dict(state)
     old, new, head_dim = _places(whole), _places(table), dim // table.num_heads
     kinds = {name.split(".", prefix.count(".") + 2)[-1] for name in bank}
@@ -58,6 +55,12 @@ def say_dropped(where: str, heads: int, numbers: int) -> None:
         f"note: {where}: Q and K of {heads} heads dropped ({numbers:,} numbers): before the "
         "softmax a head of one key has none"
     )
+
+
+def _shapes(table: HeadTable, dim: int, *, bias: bool) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        bank = QKBank(table, dim, bias=bias)
+    return {name: tensor.shape for name, tensor in bank.state_dict().items()}
 
 
 def _places(table: HeadTable) -> dict[tuple[int, int], tuple[int, int]]:

@@ -6,6 +6,7 @@ layers of a model (`attention`), whose settings are checked before anything is b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ala_encoder import kernels
 from ala_encoder.attention import emptied
-from ala_encoder.errors import UserError, nearest
+from ala_encoder.errors import UserError, nearest, shown
 from ala_encoder.heads import HeadTable
 from ala_encoder.kernels import Scoring, Visibility
 from ala_encoder.settings import paths
@@ -71,15 +72,28 @@ def attend(
     asked for by name that cannot compute this, and `prune` where a gradient is needed or no key can
     be left out.
     """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_kind(name, x, Tensor, "a tensor")
+    for name, y in (
+        ("slopes", slopes), ("segments", segments), ("memory_segments", memory_segments)
+    ):  # fmt: skip
+        _check_kind(name, y, (Tensor, type(None)), "a tensor")
+    _check_kind("causal", causal, bool, "True or False")
+    _check_kind("cross", cross, bool, "True or False")
+    _check_kind("dropout", dropout, (int, float), "a number")
+    _check_kind("prune", prune, (int, float, type(None)), "a number")
+    if bias is not None and not callable(bias):
+        raise UserError(f"bias: is {shown(bias)}, needed is a function of offsets")
     _check_ranks(q, k, v, slopes)
     is_pre_softmax = _one_of("mask_operator", mask_operator, MASK_OPERATORS) == "pre_softmax"
     _one_of("path", path, ("auto", *paths.PATHS))
-    cells = ["full"] * v.shape[1] if heads is None else list(heads)
+    cells = ["full"] * v.shape[1] if heads is None else list(map(str, heads))
     table = HeadTable.parse([cells], is_pre_softmax=is_pre_softmax)
     every = replace(table, is_pre_softmax=False)  # q and k come for all, also where none is used
     _check_shapes(q, k, v, every, slopes, segments, memory_segments, cross)
     check_masks(table.rows[0], is_pre_softmax=is_pre_softmax, causal=causal, cross=cross)
-    _check_numbers(slopes, ratio, dropout, causal=causal, cross=cross)
+    _check_numbers(slopes, dropout, causal=causal, cross=cross)
+    _check_ratio(ratio, cross=cross, has_bias=slopes is not None or bias is not None)
     case = paths.Case(
         is_pre_softmax=is_pre_softmax,
         has_slopes=slopes is not None,
@@ -91,10 +105,6 @@ def attend(
     if prune is not None:
         _check_prune(prune, v.device.type, (q, k, v, slopes))
         paths.check_prune(path, table.rows[0], case)
-    segments, memory_segments = (
-        rows.int() if rows is not None and rows.dtype == torch.bool else rows
-        for rows in (segments, memory_segments)
-    )
     visibility = Visibility.of(segments, causal=causal)
     if cross:
         visibility = Visibility.across(segments, memory_segments, q.shape[2], v.shape[2])
@@ -125,10 +135,17 @@ def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
     return value
 
 
+def _check_kind(name: str, value: object, kind: type | tuple[type, ...], needed: str) -> None:
+    if not isinstance(value, kind):
+        raise UserError(f"{name}: is {shown(value)}, needed is {needed}")
+
+
 def _check_ranks(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise UserError(f"{name}: has shape {list(x.shape)}, needed is [B, heads, T, d]")
+        if x.is_floating_point() and torch.finfo(x.dtype).bits < 16:
+            raise UserError(f"{name}: is {x.dtype}, needed are at least 16 bits")
         if not x.is_floating_point() or x.dtype != v.dtype or x.device != v.device:
             raise UserError(
                 f"{name}: is {x.dtype} on {x.device}, v is {v.dtype} on {v.device}; both must be "
@@ -164,13 +181,6 @@ def _check_shapes(
     for name, (given, shape) in wanted.items():
         if given is not None and tuple(given.shape) != shape:
             raise UserError(f"{name}: has shape {list(given.shape)}, needed is {list(shape)}")
-    for name, rows in (("segments", segments), ("memory_segments", memory_segments)):
-        if rows is None:
-            continue
-        if rows.is_floating_point():
-            raise UserError(f"{name}: are {rows.dtype}, needed are whole numbers, 0 for padding")
-        if rows.device.type == "cpu" and rows.numel() and int(rows.min()) < 0:
-            raise UserError(f"{name}: hold {int(rows.min())}, allowed are 0 and above")
     if memory_segments is not None and not cross:
         raise UserError("memory_segments: do nothing without `cross`")
     if slopes is not None:
@@ -187,13 +197,23 @@ def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     return len(shape) <= len(wanted) and all(size in (1, whole) for size, whole in sizes)
 
 
-def _check_numbers(
-    slopes: Tensor | None, ratio: float | Tensor, dropout: float, *, causal: bool, cross: bool
-) -> None:
+def _check_ratio(ratio: float | Tensor, *, cross: bool, has_bias: bool) -> None:
+    if not isinstance(ratio, (int, float, Tensor)) or (
+        isinstance(ratio, Tensor) and ratio.numel() != 1
+    ):
+        raise UserError(f"ratio: is {shown(ratio)}, needed is one number, or a tensor of one")
+    if isinstance(ratio, Tensor) or ratio != 1.0:
+        if not cross:
+            raise UserError("ratio: does nothing without `cross`, the offset is j - i")
+        if not has_bias:
+            raise UserError("ratio: does nothing without slopes or a bias")
+    if not isinstance(ratio, Tensor) and not math.isfinite(ratio):
+        raise UserError(f"ratio = {ratio}: allowed are finite numbers")
+
+
+def _check_numbers(slopes: Tensor | None, dropout: float, *, causal: bool, cross: bool) -> None:
     if causal and cross:
         raise UserError("causal = True: cross-attention sees all of the other text")
-    if not cross and (isinstance(ratio, Tensor) or ratio != 1.0):
-        raise UserError("ratio: does nothing without `cross`, the offset is j - i")
     if not 0.0 <= dropout < 1.0:
         raise UserError(f"dropout = {dropout}: allowed is 0 and above, below 1")
     # On a GPU a look at the numbers would wait for them.

@@ -84,7 +84,7 @@ def angles(positions: Tensor, dim: int) -> Tensor:
 def counted(segments: Tensor | None, length: int, device: torch.device) -> Tensor:
     """Return positions from each document's first token: int [B, T], [1, T] without segments."""
     positions = torch.arange(length, device=device)[None]
-    if segments is None:
+    if segments is None or length == 0:
         return positions
     begins = (segments > 0) & (segments != F.pad(segments[:, :-1], (1, 0)))
     starts = (positions * begins).cummax(1).values

@@ -574,3 +574,14 @@ def test_the_function_is_the_packages_own() -> None:
     assert ala_encoder.attend is attend
     with pytest.raises(AttributeError, match="atend"):
         _ = ala_encoder.atend  # type: ignore[attr-defined]
+
+
+def test_many_variants_are_all_compiled() -> None:
+    """Beyond eight the compiler would go on without compiling, and say so to a log alone."""
+    run = shifted.compiled("eager")
+    q, k, v = (leaf.detach() for leaf in Drawn("full", 60, 2, torch.float32).leaves)
+    torch._dynamo.utils.counters.clear()
+    for width in range(1, 11):
+        row = range(width)
+        torch.testing.assert_close(run(q, k, v, row), kernels.banded_pre(q, k, v, row))
+    assert torch._dynamo.utils.counters["frames"]["ok"] >= 9

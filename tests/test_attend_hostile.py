@@ -224,3 +224,50 @@ def test_a_sum_that_half_precision_cannot_hold_is_not_taken_for_nan(
     texts = [torch.full((1, 2, 500, 16), 20.0).half() for _ in range(3)]
     assert torch.isfinite(attend(*texts)).all()
     assert parts.is_finite(texts[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_ratio_in_half_precision_loses_no_distances(dtype: torch.dtype) -> None:
+    q, v = torch.zeros(1, 1, 300, 8), torch.randn(1, 1, 300, 8)
+    seen: list[Tensor] = []
+
+    def bias(offset: Tensor) -> Tensor:
+        seen.append(offset)
+        return -offset.abs().float()
+
+    attend(q, q, v, cross=True, bias=bias, ratio=torch.tensor([1.25], dtype=dtype))
+    assert seen[0].dtype == torch.float32 and seen[0][201, 253] == 253 - 1.25 * 201
+
+
+@pytest.mark.parametrize("operator", ["pre_softmax", "post_softmax"])
+@pytest.mark.parametrize("cell", ["band1000000", "prev1000000", "next40"])
+def test_a_mask_wider_than_the_text_costs_no_more_than_the_text(cell: str, operator: str) -> None:
+    given: dict[str, Any] = {"heads": [cell, "band2"], "mask_operator": operator}
+    found = attend(*drawn(10), **given, path="banded")
+    assert (
+        distance([found], [attend(*(x.double() for x in drawn(10)), **given, path="dense")]) < 1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"heads": [1, 2]}, "head '1': allowed are full"),
+        ({"slopes": [0.1]}, "slopes: is [0.1], needed is a tensor"),
+        ({"segments": [[1, 0]]}, "segments: is [[1, 0]], needed is a tensor"),
+        ({"segments": torch.ones(1, 12)}, "segments: are torch.float32"),
+        ({"segments": -torch.ones(1, 12, dtype=torch.int)}, "segments: hold -1"),
+        ({"causal": 1}, "causal: is 1, needed is True or False"),
+        ({"dropout": "a"}, "dropout: is 'a', needed is a number"),
+        ({"prune": "1e-4"}, "prune: is '1e-4', needed is a number"),
+        ({"bias": torch.ones(1)}, "needed is a function of offsets"),
+        ({"cross": True, "ratio": 5.0}, "ratio: does nothing without slopes or a bias"),
+        ({"cross": True, "ratio": "a"}, "ratio: is 'a', needed is one number"),
+        ({"cross": True, "ratio": torch.ones(12)}, "needed is one number, or a tensor of one"),
+        ({"cross": True, "ratio": float("nan"), "slopes": torch.ones(2, 1)}, "ratio = nan"),
+    ],
+)
+def test_what_is_of_no_use_is_refused_in_one_line(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        attend(*drawn(12), **given)
+    assert line in str(caught.value)

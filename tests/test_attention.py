@@ -713,4 +713,6 @@ def test_auto_compiles_in_long_trainings_alone(monkeypatch: pytest.MonkeyPatch) 
     for how, steps in (("off", long), ("auto", None), ("auto", long - 1)):
         assert not compiles(how, steps)
     monkeypatch.setenv("CXX", "no such compiler")
-    assert not compiles("auto", long) and compiles("on", long)
+    assert not compiles("auto", long)
+    with pytest.raises(UserError, match="there is no C\\+\\+ compiler 'no such compiler'"):
+        compiles("on", long)

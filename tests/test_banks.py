@@ -26,6 +26,7 @@ TABLES = [
     [["prev1#a", "band1#a", "identity"], ["next1", "full", "full#b"], ["full#b", "prev2", "band1"]],
     [["prev1#a", "next1#a", "identity"], ["full#b", "full#b", "full"]],
     [["prev1", "identity", "identity"]],
+    [["band1#x", "band1#y", "full"], ["prev1#x", "band1#y", "identity"]],
 ]
 
 

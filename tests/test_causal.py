@@ -407,3 +407,21 @@ def test_settings_without_effect_are_refused(changes: dict[str, Any], line: str)
 def test_the_head_table_fits_the_model_or_is_refused(attention: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
         CausalLM(MODEL, AttentionSettings.model_validate(attention), VOCAB)
+
+
+@pytest.mark.parametrize("length", [20, 600])
+@pytest.mark.parametrize("segments", [torch.tensor(-1), torch.tensor(0.5)])
+def test_segments_that_number_no_documents_are_refused_at_any_length(
+    segments: Tensor, length: int
+) -> None:
+    ids = torch.zeros(1, length, dtype=torch.long)
+    with pytest.raises(UserError, match=r"^segments: "):
+        build(positions="none")(ids, segments.expand(1, length))
+
+
+@pytest.mark.parametrize("positions", ["learned", "none", "rotary", "sinusoidal"])
+@pytest.mark.parametrize("shape", [(0, 6), (2, 0)])
+def test_no_texts_and_empty_texts_give_no_logits(shape: tuple[int, int], positions: str) -> None:
+    ids = torch.zeros(shape, dtype=torch.long)
+    for segments in (None, torch.ones(shape, dtype=torch.long)):
+        assert build(positions=positions)(ids, segments).shape == (*shape, VOCAB)

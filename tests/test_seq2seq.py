@@ -55,7 +55,7 @@ SECTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "encoder": {"biases": [{"kind": "window", "width": 3}]},
         "decoder": {"biases": [{"kind": "alibi"}]},
         "cross": {"biases": [{"kind": "window", "width": 4},
-                             {"kind": "multiscale_distbias", "ranges": [2, 5]},
+                             {"kind": "multiscale_distbias", "ranges": [2, 4]},
                              {"kind": "sandwich", "dim": 8}]},
     },
 }  # fmt: skip

@@ -6,7 +6,7 @@ For: `mix`, and one adapter a path, which hands it what it takes (`taken`). Not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -119,7 +119,7 @@ def _banded(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, par
     if not part.has_scores:
         return banded_one(of_heads(v, part), [h.offsets()[0] for h in own], segments=segments)
     known = [offsets(head, scoring.case) for head in own]
-    row = sorted({o for seen in known if seen is not None for o in seen})
+    row = _row(known, v.shape[2])
     device = v.device
     if own[0].is_local and not scoring.case.is_pre_softmax:
         keep = torch.tensor([[head.allows(o) for o in row] for head in own], device=device)
@@ -130,12 +130,18 @@ def _banded(q: Tensor | None, k: Tensor | None, v: Tensor, scoring: Scoring, par
     bias = scoring.total(torch.tensor([row], device=device))
     if bias is not None:
         bias = of_heads(bias, part)
-    if len({(head.kind, head.k) for head in own}) > 1:
-        hidden = [[[not head.allows(o) for o in row]] for head in own]
-        local = closed(torch.tensor(hidden, device=device))
+    hidden = [[not head.allows(o) for o in row] for head in own]
+    if any(map(any, hidden)):
+        local = closed(torch.tensor(hidden, device=device)[:, None])
         bias = local if bias is None else bias + local
     run = compiled() if scoring.compile else banded_pre
     return run(q, k, v, row, bias=bias, segments=segments)
+
+
+def _row(known: Sequence[range | None], length: int) -> list[int]:
+    """Return the offsets that occur in a text among those that some heads see; 0 if none does."""
+    seen = (range(max(r.start, 1 - length), min(r.stop, length)) for r in known if r is not None)
+    return sorted({offset for part in seen for offset in part}) or [0]
 
 
 _PATHS: dict[str, Callable[..., Tensor]] = {

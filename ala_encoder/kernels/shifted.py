@@ -19,12 +19,18 @@ from torch import Tensor
 from ala_encoder.kernels.banded import shift
 from ala_encoder.kernels.once import once
 
+_VARIANTS = 200
+"""Of each function. Beyond its own limit, 8, the compiler would silently go on uncompiled, which is
+five times slower: widths of bands, a batch of 1 or more and inference each make one."""
+
 
 @cache
 def compiled(backend: str = "inductor") -> Callable[..., Tensor]:
     """Return `banded_pre`, compiled when first used: once for each set of offsets, kind of bias and
     presence of segments.
     """
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _VARIANTS)
     run_forward = torch.compile(_forward, backend=backend)
     run_backward = torch.compile(_backward, backend=backend)
 

@@ -93,5 +93,8 @@ def _offset(q: Tensor, k: Tensor, scoring: Scoring) -> Tensor:
     if not scoring.case.cross:
         return seen.offset(queries, keys, q.device)
     rows, columns = seen.places(queries, keys, q.device)
-    offset = columns[:, None, :] - scoring.ratio * rows[:, :, None]
+    ratio = scoring.ratio
+    if isinstance(ratio, Tensor):
+        ratio = ratio.to(torch.promote_types(ratio.dtype, torch.float32))  # bf16 loses distances
+    offset = columns[:, None, :] - ratio * rows[:, :, None]
     return offset[:, None] if len(offset) > 1 else offset[0]

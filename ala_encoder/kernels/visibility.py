@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ala_encoder.errors import UserError
 from ala_encoder.kernels.features import document_columns, filled, numbered
 from ala_encoder.positions import counted
 
@@ -34,14 +35,22 @@ class Visibility:
 
     @classmethod
     def of(cls, segments: Tensor | None, *, causal: bool = False) -> Visibility:
-        """Return that of self-attention; segments: int [B, T], None: no padding."""
+        """Return that of self-attention; segments: int or bool [B, T], None: no padding.
+
+        Raises UserError for what is no number of a document.
+        """
+        segments = checked("segments", segments)
         return cls(segments, segments, causal)
 
     @classmethod
     def across(
         cls, segments: Tensor | None, memory: Tensor | None, queries: int, keys: int
     ) -> Visibility:
-        """Return that of cross-attention; a side without segments is one document, number 1."""
+        """Return that of cross-attention; a side without segments is one document, number 1.
+
+        Raises UserError for what is no number of a document.
+        """
+        segments, memory = checked("segments", segments), checked("memory_segments", memory)
         if segments is None and memory is None:
             return cls()
         if segments is None:
@@ -152,6 +161,22 @@ class Visibility:
         if key not in self._known:
             self._known[key] = make(*given)
         return self._known[key]
+
+
+def checked(name: str, segments: Tensor | None) -> Tensor | None:
+    """Return segments as integers.
+
+    Raises UserError for other numbers and, on a CPU, for negative ones; a GPU would be waited for.
+    """
+    if segments is None:
+        return None
+    if segments.is_floating_point() or segments.is_complex():
+        raise UserError(f"{name}: are {segments.dtype}, needed are whole numbers, 0 for padding")
+    if segments.dtype == torch.bool:
+        return segments.int()
+    if segments.device.type == "cpu" and segments.numel() and int(segments.min()) < 0:
+        raise UserError(f"{name}: hold {int(segments.min())}, allowed are 0 and above")
+    return segments
 
 
 def _blind(segments: Tensor, keys: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -149,9 +150,14 @@ def _check_biases(
     for bias in attention.biases:
         if isinstance(bias, kinds.T5Bias):
             bias.check(causal=case.causal)
-        if isinstance(bias, kinds.MultiScaleDistBias) and not case.cross:
-            bias.check(max_length)
+        if isinstance(bias, kinds.MultiScaleDistBias) and not attention.ratio_learnable:
+            bias.check(min(_farthest(attention, max_length) + 1, case.window or max_length))
     _check_window(attention, heads, max_length, case)
+
+
+def _farthest(attention: AttentionSettings, max_length: int) -> int:
+    """Return the largest offset: across two texts it is at most ratio·(max_length − 1)."""
+    return math.ceil(max(1.0, attention.ratio) * (max_length - 1))
 
 
 def _check_window(
@@ -163,8 +169,10 @@ def _check_window(
     if len(widths) > 1:
         raise UserError(f"biases: window {widths[1]} does nothing beside window {widths[0]}")
     width = widths[0]
-    # Across two texts an offset is at most ratio·(max_length − 1), and a learned ratio has no end.
-    if width >= max(1.0, attention.ratio) * max_length and not attention.ratio_learnable:
+    if width == 1 and len(attention.biases) > 1:
+        raise UserError("biases: window 1 leaves each query one key, others do nothing beside it")
+    # A learned ratio has no end.
+    if width > _farthest(attention, max_length) and not attention.ratio_learnable:
         raise UserError(f"biases: window {width} hides nothing in {max_length} tokens")
     if case.is_pre_softmax and all(head.is_local and head.k < width for head in heads):
         raise UserError(f"biases: window {width} hides nothing that the masks leave")
@@ -186,6 +194,10 @@ def _check_ratio(attention: AttentionSettings, cross: bool) -> None:
         raise UserError(f"{name}: does nothing in self-attention, whose offset is j - i")
     if not attention.biases:
         raise UserError(f"{name}: does nothing without biases")
+    if attention.ratio_learnable:
+        steep = next((b.kind for b in attention.biases if isinstance(b, kinds.KerplePower)), None)
+        if steep is not None:
+            raise UserError(f"ratio_learnable: the gradient of {steep} has no end at offset 0")
     blind = (kinds.Window, kinds.T5Bias)
     if attention.ratio_learnable and all(isinstance(bias, blind) for bias in attention.biases):
         raise UserError(f"ratio_learnable: {attention.biases[0].kind} passes it no gradient")
