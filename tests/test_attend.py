@@ -581,7 +581,7 @@ def test_many_variants_are_all_compiled() -> None:
     run = shifted.compiled("eager")
     q, k, v = (leaf.detach() for leaf in Drawn("full", 60, 2, torch.float32).leaves)
     torch._dynamo.utils.counters.clear()
-    for width in range(1, 11):
+    for width in range(1, 10):
         row = range(width)
         torch.testing.assert_close(run(q, k, v, row), kernels.banded_pre(q, k, v, row))
     assert torch._dynamo.utils.counters["frames"]["ok"] >= 9

@@ -359,7 +359,9 @@ def family(name: str, variant: str) -> tuple[Any, tuple[Tensor, ...]]:
     both = EncoderDecoderModel(
         family="encoder_decoder", num_decoder_layers=3, output_bias=True, **plain
     )
-    cross = given.model_copy(update={"ratio_learnable": bool(given.biases)})
+    kinds = {bias.kind for bias in given.biases}
+    learns = bool(kinds) and "kerple_power" not in kinds
+    cross = given.model_copy(update={"ratio_learnable": learns})
     sections = {"encoder": given, "decoder": given, "cross": cross}
     return Seq2Seq(both, sections, VOCAB), (ids, ids[:, :5], segments, segments[:, :5])
 

@@ -35,7 +35,7 @@ BIASES: list[dict[str, Any]] = [
     {"kind": "distbias", "alpha_learnable": False},
 ]  # fmt: skip
 ALL_BIASES: list[dict[str, Any]] = [
-    *BIASES, {"kind": "multiscale_distbias", "ranges": [2, 3]}, {"kind": "alibi"},
+    *BIASES, {"kind": "multiscale_distbias", "ranges": [1, 3]}, {"kind": "alibi"},
     {"kind": "sandwich"}, {"kind": "kerple_log"}, {"kind": "kerple_power"}, {"kind": "t5"},
 ]  # fmt: skip
 
@@ -75,7 +75,8 @@ def random_attention(
         [draw.choice(masks) + draw.choice(groups) for _ in range(heads)] for _ in range(layers)
     ]
     biases = draw.sample(ALL_BIASES, draw.randint(0, 4))
-    learns = cross and any("distbias" in bias["kind"] for bias in biases)
+    kinds = {bias["kind"] for bias in biases}
+    learns = cross and "kerple_power" not in kinds and any("distbias" in kind for kind in kinds)
     return AttentionSettings.model_validate(
         {"heads": cells, "biases": biases, "ratio_learnable": learns}
     )

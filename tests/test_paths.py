@@ -227,8 +227,11 @@ def test_a_setting_without_effect_is_an_error(
         ({"compile": "on", "path": "banded", "biases": [{"kind": "window", "width": 4}]}, {}),
         ({"heads": [["prev9", "band8"]], "biases": [{"kind": "window", "width": 10}]}, {}),
         ({"biases": [{"kind": "multiscale_distbias", "ranges": [2, 30, 32]}]}, {}),
-        ({"biases": [{"kind": "multiscale_distbias"}]}, {"cross": True}),
-        ({"biases": [{"kind": "window", "width": 63}], "ratio": 2.0}, {"cross": True}),
+        (
+            {"biases": [{"kind": "multiscale_distbias", "ranges": [2, 60, 63]}], "ratio": 2.0},
+            {"cross": True},
+        ),
+        ({"biases": [{"kind": "window", "width": 62}], "ratio": 2.0}, {"cross": True}),
         (
             {
                 "biases": [{"kind": "window", "width": 99}, {"kind": "alibi"}],

@@ -222,5 +222,5 @@ def test_missing_special_tokens_are_appended(
 
 def test_a_missing_token_is_told_with_its_remedy(tmp_path: Path) -> None:
     tokenizer = load(unigram_folder(tmp_path))
-    with pytest.raises(UserError, match=f"{tmp_path}: has no mask token, which masked language"):
+    with pytest.raises(UserError, match=f"{tmp_path}: has no mask token, which pretraining"):
         _ = tokenizer.mask_id

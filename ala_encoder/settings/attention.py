@@ -151,7 +151,8 @@ def _check_biases(
         if isinstance(bias, kinds.T5Bias):
             bias.check(causal=case.causal)
         if isinstance(bias, kinds.MultiScaleDistBias) and not attention.ratio_learnable:
-            bias.check(min(_farthest(attention, max_length) + 1, case.window or max_length))
+            reach = _farthest(attention, max_length) + 1
+            bias.check(reach if case.window is None else min(reach, case.window))
     _check_window(attention, heads, max_length, case)
 
 
