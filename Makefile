@@ -4,6 +4,8 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TEST_FLAGS ?=
+# One process a core, one thread each; those that start the launcher come one after the other.
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo check format lint types fast test test-long fix clean
@@ -36,13 +38,14 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 fast: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m "not slow and not launch" $(TEST_FLAGS)
+	$(SIDE_BY_SIDE) -m "not slow and not launch" $(TEST_FLAGS)
 
 test: $(INSTALLED) ## every test but the long ones (under 8 minutes, 2 cores)
-	$(BIN)/python -m pytest -q -m "not slow" $(TEST_FLAGS)
+	$(SIDE_BY_SIDE) -m "not slow and not launch" $(TEST_FLAGS)
+	$(BIN)/python -m pytest -q -m "launch and not slow" $(TEST_FLAGS)
 
-test-long: $(INSTALLED) ## every test
-	$(BIN)/python -m pytest -q $(TEST_FLAGS)
+test-long: test ## every test
+	$(BIN)/python -m pytest -q -m slow $(TEST_FLAGS)
 
 fix: $(INSTALLED) ## let ruff format and mend what it can
 	$(BIN)/ruff format .

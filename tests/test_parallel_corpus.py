@@ -197,7 +197,7 @@ def test_a_training_text_of_which_nothing_is_left_says_why(tmp_path: Path) -> No
     train = files(tmp_path, "own", b"\nab\tc\na b c d\n", b"a\nb\nc\n")
     data = of(tmp_path, [], train=train, on_bad_row="skip")
     line = refusal(prepare, data, tokenizer(), say=silent)
-    assert "1 with an empty side, 1 beyond max_ratio; 1 bad ones, the first: " in line
+    assert "1 with an empty side, 1 beyond max_ratio; 1 bad ones, " in line
 
 
 def test_r8_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
