@@ -103,7 +103,8 @@ def _write(
                     bar.update(len(chunk))
         dropped = {} if cleaner is None else dict(cleaner.dropped)
         if not files[0].sentences:
-            raise UserError(f"data.{split}: no pair in {source}: {_why_empty(reading, dropped)}")
+            why = _why_empty(reading, dropped)  # before the paths, whose middle may be cut out
+            raise UserError(f"data.{split}: no pair is left: {why}: in {source}")
         records[split] = PairsRecord(
             pairs=files[0].sentences,
             dropped=dropped,

@@ -188,8 +188,8 @@ def test_b07_unequal_files_leave_nothing(split: str, tmp_path: Path) -> None:
 def test_b20_a_split_without_a_pair_is_told_by_name(split: str, tmp_path: Path) -> None:
     data = of(tmp_path, [("a", "b")], **{split: files(tmp_path, "none", b"", b"")})
     line = refusal(prepare, data, tokenizer(), say=silent)
-    assert line.startswith(f"data.{split}: no pair in {tmp_path}/none.en and {tmp_path}/none.de: ")
-    assert line.endswith("the text is empty")
+    paths = f"{tmp_path}/none.en and {tmp_path}/none.de"
+    assert line == f"data.{split}: no pair is left: the text is empty: in {paths}"
     assert not data.path.exists()
 
 
@@ -197,7 +197,7 @@ def test_a_training_text_of_which_nothing_is_left_says_why(tmp_path: Path) -> No
     train = files(tmp_path, "own", b"\nab\tc\na b c d\n", b"a\nb\nc\n")
     data = of(tmp_path, [], train=train, on_bad_row="skip")
     line = refusal(prepare, data, tokenizer(), say=silent)
-    assert "1 with an empty side, 1 beyond max_ratio; 1 bad ones, " in line
+    assert "1 with an empty side, 1 beyond max_ratio; 1 bad ones, the first: " in line
 
 
 def test_r8_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
