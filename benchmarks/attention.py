@@ -66,7 +66,7 @@ class Case:
         )
 
     def choice(self, device: str, dtype: str) -> str:
-        """Return what `auto` takes and from which length, such as dense,sdpa@128."""
+        """Return what `auto` takes and from which length, such as dense,sdpa@256."""
         setting = self.setting(device, dtype)
         return choosing.describe(choosing.plan(self.heads, setting), setting)
 

@@ -571,7 +571,7 @@ def test_a_group_of_single_keys_alone_has_no_projection(
 
 def test_the_path_of_a_layer_is_written_as_text() -> None:
     layers = Layers([["prev1", "band1", "full"]], mask_operator="pre_softmax")
-    assert layers.layers[0].path == "1xbanded+1xdense,banded@102+1xdense,sdpa@128"
+    assert layers.layers[0].path == "1xbanded+1xdense,banded@102+1xdense,sdpa@256"
     assert Layers([["full"] * 3], biases=BIASES["gated"]).layers[0].path == "dense,slope@32"
     assert Layers([["full"] * 3], dropout=0.1).layers[0].path == "dense(dropout)"
     half = Layers([["full"] * 3], biases=BIASES["gated"]).bfloat16()

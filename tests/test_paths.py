@@ -25,7 +25,7 @@ def case(cpu: bool = True, **given: Any) -> Case:
 @pytest.mark.parametrize(
     ("cells", "given", "choice"),
     [
-        ("full", case(), "dense,sdpa@128"),
+        ("full", case(), "dense,sdpa@256"),
         ("full", case(causal=True), "sdpa"),
         ("full", case(dropout=True), "dense(dropout)"),
         ("full", case(cross=True, has_slopes=True), "dense,sdpa@512"),
@@ -42,7 +42,7 @@ def case(cpu: bool = True, **given: Any) -> Case:
         ("band2 prev1", case(has_slopes=True), "dense"),
         ("band2 prev1", case(causal=True), "dense"),
         ("band2 prev1", case(is_half=True), "dense"),
-        ("band2 full prev1 full", case(), "2xdense,banded@335+2xdense,sdpa@128"),
+        ("band2 full prev1 full", case(), "2xdense,banded@335+2xdense,sdpa@256"),
         ("band2 full", case(has_slopes=True), "1xdense+1xdense,slope@32"),
         ("band2 band3", case(is_pre_softmax=True), "1xdense,banded@106+1xdense,banded@110"),
         ("band2 band2", case(is_pre_softmax=True, has_others=True), "dense,banded@106"),
@@ -50,7 +50,7 @@ def case(cpu: bool = True, **given: Any) -> Case:
         ("band299", case(is_pre_softmax=True), "dense,sdpa@512,banded@1294"),
         ("prev1 identity next99", case(is_pre_softmax=True), "banded"),
         ("prev1 band2 full", case(is_pre_softmax=True),
-         "1xbanded+1xdense,banded@106+1xdense,sdpa@128"),
+         "1xbanded+1xdense,banded@106+1xdense,sdpa@256"),
         ("full", case(False), "sdpa"),
         ("full", case(False, has_slopes=True), "sdpa"),
         ("full", case(False, has_slopes=True, causal=True), "sdpa,slope@32"),
@@ -78,7 +78,7 @@ def test_what_is_dense_at_a_length_is_computed_together() -> None:
     given = case()
     parts = plan(heads, given)
     assert [part.heads for part in paths.at_length(parts, 100)] == [(0, 1, 2, 3)]
-    assert [part.heads for part in paths.at_length(parts, 200)] == [(0, 2), (1, 3)]
+    assert [part.heads for part in paths.at_length(parts, 300)] == [(0, 2), (1, 3)]
     assert paths.at_length(parts, 400) == parts
 
 

@@ -26,7 +26,7 @@ Asked = Literal["auto", "dense", "sdpa", "slope", "banded", "flex"]
 PATHS: tuple[Path, ...] = get_args(Path)
 
 # Crossovers on a CPU (benchmarks/attention.md), in tokens: `auto` takes a path from there on.
-SDPA_FROM, SDPA_CAUSAL_FROM = 128, 0
+SDPA_FROM, SDPA_CAUSAL_FROM = 256, 0
 """`sdpa` rather than `dense`, without biases; elsewhere than on a CPU always."""
 SDPA_MASKED_FROM, SDPA_MASKED_CAUSAL_FROM = 512, 192
 """The same with biases or masks, which it takes as a map."""
