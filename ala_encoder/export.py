@@ -368,3 +368,11 @@ def check_task(card: Card, task: glue.Task) -> None:
             for labels in (task.labels, card.labels)
         )
         raise UserError(f"task {task.name}: has {wanted}; {card.run_name} was trained on {found}")
+
+
+def link_to(source: Export | TranslationExport) -> dict[str, str]:
+    """Return the MLflow tags that link a run to the one whose export it starts from."""
+    tags = {"pretrained_run": source.card.run_name}
+    if source.card.mlflow_run_id is not None:
+        tags["pretrained_run_id"] = source.card.mlflow_run_id
+    return tags

@@ -42,13 +42,7 @@ class Start:
     @property
     def tags(self) -> dict[str, str]:
         """Return the MLflow tags that link a run to the one its weights come from."""
-        if self.source is None:
-            return {}
-        card = self.source.card
-        tags = {"pretrained_run": card.run_name}
-        if card.mlflow_run_id is not None:
-            tags["pretrained_run_id"] = card.mlflow_run_id
-        return tags
+        return {} if self.source is None else export.link_to(self.source)
 
     def build(self, num_outputs: int) -> Classifier:
         """Return the classifier: the encoder's weights copied in, the head new."""

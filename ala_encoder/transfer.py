@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ala_encoder import ranks
 from ala_encoder.errors import UserError
-from ala_encoder.export import Export, TranslationExport, read_any
+from ala_encoder.export import Export, TranslationExport, link_to, read_any
 from ala_encoder.models import Encoder, Seq2Seq
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stacks
@@ -40,13 +40,7 @@ class Start:
     @property
     def tags(self) -> dict[str, str]:
         """Return the MLflow tags that link a run to the one its weights come from."""
-        if self.source is None:
-            return {}
-        card = self.source.card
-        tags = {"pretrained_run": card.run_name}
-        if card.mlflow_run_id is not None:
-            tags["pretrained_run_id"] = card.mlflow_run_id
-        return tags
+        return {} if self.source is None else link_to(self.source)
 
     @property
     def translates(self) -> bool:

@@ -15,7 +15,6 @@ sentence have finished (`early_stopping` there).
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import sys
@@ -197,13 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{heading}\n\n{harness.table(_HEAD, [_cells(record) for record in found])}\n\n"
         f"ours at its best size of batches to theirs at its own: {ours_best / theirs_best:.2f}"
     )
-    if given.into is not None:
-        harness.put(given.into, text)
-    if given.json:
-        print(heading, file=sys.stderr)
-        print(json.dumps(found, allow_nan=False))
-    else:
-        print(text)
+    harness.tell(text, heading, found, given)
     return 0
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import json
 import os
 import platform
 import shlex
 import statistics
+import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -206,6 +208,17 @@ def put(path: Path, text: str) -> None:
     start, end = _marks()
     before, rest = path.read_text(encoding="utf-8").split(f"{start}\n")
     write_text(path, f"{before}{start}\n\n{text}\n\n{end}{rest.partition(end)[2]}")
+
+
+def tell(text: str, heading: str, found: Sequence[Any], given: argparse.Namespace) -> None:
+    """Print results and put them into a file, as --json and --into of `given` say."""
+    if given.into is not None:
+        put(given.into, text)
+    if given.json:
+        print(heading, file=sys.stderr)
+        print(json.dumps(found, allow_nan=False))
+    else:
+        print(text)
 
 
 def _marks() -> tuple[str, str]:

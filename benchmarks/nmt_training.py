@@ -17,7 +17,6 @@ Ratios are of target tokens a second, ours to theirs: above 1 is faster.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import sys
@@ -302,13 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         engines.stop()
     heading = harness.heading("benchmarks.nmt_training", argv)
     text = f"{heading}\n\n{harness.table(_HEAD, [_cells(entry) for entry in found])}"
-    if given.into is not None:
-        harness.put(given.into, text)
-    if given.json:
-        print(heading, file=sys.stderr)
-        print(json.dumps(found, allow_nan=False))
-    else:
-        print(text)
+    harness.tell(text, heading, found, given)
     return 0
 
 

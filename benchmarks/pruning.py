@@ -213,13 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     heading = harness.heading("benchmarks.pruning", argv)
     table = harness.table(list(_COLUMNS), [[show(r) for show in _COLUMNS.values()] for r in found])
-    if given.into is not None:
-        harness.put(given.into, f"{heading}\n\n{table}")
-    if given.json:
-        print(heading, file=sys.stderr)
-        print(json.dumps(found, allow_nan=False))
-    else:
-        print(f"{heading}\n\n{table}")
+    harness.tell(f"{heading}\n\n{table}", heading, found, given)
     return 0
 
 

@@ -19,6 +19,7 @@ from ala_encoder.evaluation import plain
 from ala_encoder.models import Seq2Seq
 from ala_encoder.parallel_corpus import Pairs
 from ala_encoder.settings.train import split_batch
+from ala_encoder.settings.translation import TranslationRun
 from ala_encoder.tokenizer import Tokenizer
 from ala_encoder.training import plan_of
 from tests import pairs as text
@@ -176,13 +177,18 @@ def test_a_small_corpus_is_learned_by_heart(tmp_path: Path) -> None:
 # ---- scores
 
 
-def test_the_loss_of_a_split_is_a_loop_over_its_sentences_whatever_the_batches(
-    tmp_path: Path,
-) -> None:
+def prepared(tmp_path: Path) -> tuple[TranslationRun, Tokenizer, dict[str, Pairs]]:
+    """Return the small run's settings, tokenizer and pairs."""
     run = nmt.settings(tmp_path)
     tokenizer = nmt.tokenizer_of(run)
     manifest = parallel_corpus.prepare(run.data, tokenizer, say=lambda line: None)
-    found = parallel_corpus.open_pairs(run.data.path, manifest, tokenizer)
+    return run, tokenizer, parallel_corpus.open_pairs(run.data.path, manifest, tokenizer)
+
+
+def test_the_loss_of_a_split_is_a_loop_over_its_sentences_whatever_the_batches(
+    tmp_path: Path,
+) -> None:
+    run, tokenizer, found = prepared(tmp_path)
     split = translation.TranslationPairs(found["train"], tokenizer, name="train")
     torch.manual_seed(0)
     model = Seq2Seq(run.model, run.sections, tokenizer.vocab_size).eval()
@@ -203,10 +209,7 @@ def test_the_loss_of_a_split_is_a_loop_over_its_sentences_whatever_the_batches(
 def test_references_are_the_text_itself_and_b07_as_many_as_there_are_pairs(
     tmp_path: Path,
 ) -> None:
-    run = nmt.settings(tmp_path)
-    tokenizer = nmt.tokenizer_of(run)
-    manifest = parallel_corpus.prepare(run.data, tokenizer, say=lambda line: None)
-    found = parallel_corpus.open_pairs(run.data.path, manifest, tokenizer)
+    run, tokenizer, found = prepared(tmp_path)
     split = translation.held_out(run.data, found, tokenizer, None)
     assert split["test"].references == [trg for _, trg in text.PAIRS[10:]]
     told = text.refusal(translation.held_out, run.data, found, tokenizer, 20)

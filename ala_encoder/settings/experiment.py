@@ -342,7 +342,7 @@ class EvaluateRun(RowSource):
     English-German, in which a-b is three words. It is not comparable with BLEU."""
     output: Path | None = None
     """Folder of SPLIT.json and predictions; none: eval/ beside the export, or for other data or
-    with `prune` eval-DATA-XXXXXXXX/ with a digest of both, so that no scores replace others."""
+    with `prune` eval-DATA-DIGEST/, of both, so that no scores replace others."""
 
     def task_data(self, own: TaskSettings) -> TaskSettings:
         """Return a classifier's own data settings with what is given here in their place.
