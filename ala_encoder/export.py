@@ -30,7 +30,8 @@ from ala_encoder.parameters import heads_without_qk
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.base import Section
 from ala_encoder.settings.corpus import CorpusSettings
-from ala_encoder.settings.experiment import check_stack, check_stacks, find_export
+from ala_encoder.settings.experiment import check_stack, check_stacks
+from ala_encoder.settings.exports import find_export
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel
 from ala_encoder.settings.parallel import TranslationData

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from ala_encoder.command import run
-from ala_encoder.settings.experiment import CompareRun
+from ala_encoder.settings.compare import CompareRun
 
 
 def main(settings: CompareRun) -> None:

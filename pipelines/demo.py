@@ -16,7 +16,7 @@ from pathlib import Path
 import pipelines
 from ala_encoder.command import run
 from ala_encoder.errors import RunStopped
-from ala_encoder.settings.experiment import DemoRun
+from ala_encoder.settings.demo import DemoRun
 
 VARIANTS = ("full", "band6_tied", "gated_distbias")
 SEED = 1337

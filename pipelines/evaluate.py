@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ala_encoder.command import leave, run
 from ala_encoder.errors import UserError, nearest, shown
-from ala_encoder.settings.experiment import EvaluateRun, find_export
+from ala_encoder.settings.evaluate import EvaluateRun
+from ala_encoder.settings.exports import find_export
 from ala_encoder.settings.task import TaskSettings
 
 if TYPE_CHECKING:

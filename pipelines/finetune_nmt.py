@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ala_encoder import ranks
 from ala_encoder.command import leave, run
 from ala_encoder.parameters import count
-from ala_encoder.settings.experiment import find_export
+from ala_encoder.settings.exports import find_export
 from ala_encoder.settings.train import split_batch
 from ala_encoder.settings.translation import TranslationRun
 

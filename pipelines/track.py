@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ala_encoder.command import run
-from ala_encoder.settings.experiment import TrackRun
+from ala_encoder.settings.compare import TrackRun
 
 
 def main(settings: TrackRun) -> None:

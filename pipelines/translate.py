@@ -19,7 +19,7 @@ from ala_encoder import ranks
 from ala_encoder.command import leave, run
 from ala_encoder.errors import UserError, reason
 from ala_encoder.files import write_aside
-from ala_encoder.settings.experiment import find_export
+from ala_encoder.settings.exports import find_export
 from ala_encoder.settings.translate import TranslateRun
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import pytest
 
 from ala_encoder import command
 from ala_encoder.errors import RunStopped, UserError
-from ala_encoder.settings.experiment import Architecture, CompareRun, PretrainRun
+from ala_encoder.settings.compare import CompareRun
+from ala_encoder.settings.experiment import Architecture, PretrainRun
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "deepspeed", "mlflow", "transformers", "datasets", "evaluate", "matplotlib")

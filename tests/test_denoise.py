@@ -21,7 +21,8 @@ from ala_encoder.files import read_json
 from ala_encoder.keyed import keyed_uniform
 from ala_encoder.objectives import IGNORE
 from ala_encoder.settings.corpus import CorpusSettings
-from ala_encoder.settings.experiment import EvaluateRun, Preparation, PretrainRun
+from ala_encoder.settings.evaluate import EvaluateRun
+from ala_encoder.settings.experiment import Preparation, PretrainRun
 from ala_encoder.settings.loader import check, load
 from ala_encoder.settings.tokenizer import ByteBPESettings, SentencePieceSettings
 from ala_encoder.settings.train import BatchSplit

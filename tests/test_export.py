@@ -22,7 +22,8 @@ from ala_encoder.errors import RunStopped, UserError
 from ala_encoder.export import Card
 from ala_encoder.files import read_json, write_json
 from ala_encoder.models import Classifier, MaskedLM
-from ala_encoder.settings.experiment import PretrainRun, find_export
+from ala_encoder.settings.experiment import PretrainRun
+from ala_encoder.settings.exports import find_export
 from ala_encoder.settings.task import TaskSettings
 from ala_encoder.settings.tokenizer import WordPieceSettings
 from ala_encoder.settings.train import split_batch

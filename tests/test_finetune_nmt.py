@@ -10,7 +10,7 @@ import pytest
 
 from ala_encoder import command, export, runs
 from ala_encoder.files import read_json
-from ala_encoder.settings.experiment import EvaluateRun
+from ala_encoder.settings.evaluate import EvaluateRun
 from ala_encoder.settings.loader import load
 from ala_encoder.settings.translation import TranslationRun
 from ala_encoder.tracking import EVENTS

@@ -21,9 +21,9 @@ from ala_encoder import command, export
 from ala_encoder.errors import UserError
 from ala_encoder.glue import TASKS
 from ala_encoder.models import Classifier
+from ala_encoder.settings.compare import CompareRun
+from ala_encoder.settings.evaluate import EvaluateRun
 from ala_encoder.settings.experiment import (
-    CompareRun,
-    EvaluateRun,
     FinetuneRun,
     PretrainRun,
 )

@@ -24,7 +24,8 @@ from ala_encoder.kernels import Pruning, pruned, reach, watch_pruning, windows
 from ala_encoder.models import CausalLM, Classifier
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.corpus import CorpusSettings
-from ala_encoder.settings.experiment import EvaluateRun, PretrainRun, check_stack
+from ala_encoder.settings.evaluate import EvaluateRun
+from ala_encoder.settings.experiment import PretrainRun, check_stack
 from ala_encoder.settings.loader import load
 from ala_encoder.settings.model import CausalModel
 from ala_encoder.settings.task import TaskSettings

@@ -30,7 +30,7 @@ from ala_encoder.records import (
     tidy,
 )
 from ala_encoder.reporting import panels, plot_run, table, tables
-from ala_encoder.settings.experiment import CompareRun
+from ala_encoder.settings.compare import CompareRun
 from ala_encoder.settings.loader import load
 from ala_encoder.settings.tracking import TrackingSettings
 from ala_encoder.tracking import EVENTS, RunInfo, RunLog, history, replay

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ValidationError
 
 from ala_encoder.errors import UserError, closest, nearest
 from ala_encoder.settings import loader
+from ala_encoder.settings.compare import CompareRun
+from ala_encoder.settings.demo import DemoRun
 from ala_encoder.settings.engine import KNOWN_KEYS, OWNED_KEYS, REFUSED_KEYS, read_deepspeed
+from ala_encoder.settings.evaluate import EvaluateRun
 from ala_encoder.settings.experiment import (
     Architecture,
-    CompareRun,
-    DemoRun,
-    EvaluateRun,
     FinetuneRun,
     PretrainRun,
 )

@@ -12,7 +12,7 @@ from ala_encoder import command
 from ala_encoder.bleu import paired_bootstrap
 from ala_encoder.errors import UserError
 from ala_encoder.files import write_json, write_text
-from ala_encoder.settings.experiment import CompareRun
+from ala_encoder.settings.compare import CompareRun
 from pipelines import compare
 from tests.test_bleu import bleu_by_hand
 from tests.test_reporting import logged

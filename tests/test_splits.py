@@ -10,7 +10,8 @@ import pytest
 from ala_encoder.errors import UserError
 from ala_encoder.glue import TASKS, task_of
 from ala_encoder.labelled import LabelledRows, read_split
-from ala_encoder.settings.experiment import EvaluateRun, FinetuneRun
+from ala_encoder.settings.evaluate import EvaluateRun
+from ala_encoder.settings.experiment import FinetuneRun
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.task import GLUE, Rows, TaskSettings, task_splits
 from ala_encoder.splits import Splits, check_apart, locate

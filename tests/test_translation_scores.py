@@ -14,7 +14,7 @@ import pytest
 from ala_encoder import command, runs
 from ala_encoder.bleu import text_scores
 from ala_encoder.files import read_json
-from ala_encoder.settings.experiment import EvaluateRun
+from ala_encoder.settings.evaluate import EvaluateRun
 from pipelines import evaluate
 from tests.pairs import PAIRS, write
 from tests.strings import ROOT

@@ -1,4 +1,4 @@
-"""The settings of each pipeline: sections composed, and checked against one another.
+"""The settings of each training: sections composed, and checked against one another.
 
 Nothing here needs torch: a mistake is told before a device is touched.
 """
@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from ala_encoder.errors import UserError, nearest
+from ala_encoder.errors import UserError
 from ala_encoder.heads import HeadTable
 from ala_encoder.settings.attention import AttentionSettings, check_attention, head_table
 from ala_encoder.settings.base import NonNegativeInt, Section
@@ -30,7 +30,7 @@ from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel, ModelS
 from ala_encoder.settings.optim import OptimSettings
 from ala_encoder.settings.parallel import TranslationData
 from ala_encoder.settings.search import SearchSettings
-from ala_encoder.settings.task import RowSource, TaskSettings
+from ala_encoder.settings.task import TaskSettings
 from ala_encoder.settings.tokenizer import TokenizerSettings
 from ala_encoder.settings.tracking import TrackingSettings
 from ala_encoder.settings.train import Rhythm, TokenTrainSettings, TrainSettings
@@ -92,17 +92,6 @@ def _check_section(
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     return table
-
-
-def find_export(path: Path) -> Path:
-    """Return the export folder at `path` or inside the run folder `path`; else UserError."""
-    for folder in (path, path / "export"):
-        if (folder / "export.json").is_file():
-            return folder
-    near = nearest(path.name, [neighbour.name for neighbour in path.parent.glob("*")])
-    raise UserError(
-        f"{path}: no export there (export.json), run pretrain or finetune_glue first{near}"
-    )
 
 
 def _kind_of_batch(train: Any) -> str:
@@ -314,115 +303,6 @@ class FinetuneRun(TrainingRun):
             )
         check_stack(self.model, self.encoder or AttentionSettings(), self.data.length)
         return self
-
-
-class EvaluateRun(RowSource):
-    """Scores of an export: a language model's loss, a classifier's metrics, a translator's BLEU."""
-
-    export: Path
-    """An export folder, or a run folder that has one."""
-    split: str | None = None
-    """None: valid for a language model, every dev split for a classifier (test, without one), valid
-    and test for a translation model."""
-    task: str | None = None
-    """Another GLUE task with the same classes, such as ax for a classifier of mnli."""
-    path: Path | None = None
-    """Other data than the export was made with: a prepared corpus, or a folder of tables."""
-    batch_size: Annotated[int, Field(ge=1)] = 64
-    prune: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Of a language model, in place of the export's `encoder.prune`: what a query's attention
-    weights may lose in sum; what that changes at most becomes part of the scores."""
-    search: SearchSettings | None = None
-    """Of a translation model: what is given here is in place of the run's own."""
-    test_set: str | None = None
-    """Of a translation model, in place of valid and test: a test set by sacreBLEU's name, such as
-    wmt14/full, fetched once; or name two texts by `files.src` and `files.trg`."""
-    compound_split_bleu: bool = False
-    """Of a translation model: also the tokenised BLEU that the literature has of WMT'14
-    English-German, in which a-b is three words. It is not comparable with BLEU."""
-    output: Path | None = None
-    """Folder of SPLIT.json and predictions; none: eval/ beside the export, or for other data or
-    with `prune` eval-DATA-DIGEST/, of both, so that no scores replace others."""
-
-    def task_data(self, own: TaskSettings) -> TaskSettings:
-        """Return a classifier's own data settings with what is given here in their place.
-
-        They are equal to `own` where nothing else is to be scored. Raises UserError for what does
-        not fit together.
-        """
-        data = own.model_dump(mode="json")
-        if self.task is not None and self.task != own.task:
-            data |= {"task": self.task, "columns": None, "files": None, "config": None}
-            data["max_train_examples"] = 0
-        if self.path is not None or self.dataset is not None:
-            keep = {"task", "columns", "length", "on_bad_row"}
-            data = {key: value for key, value in data.items() if key in keep}
-            data |= self.model_dump(mode="json", include={"path", "dataset", "config", "revision"})
-        if self.files:
-            data["files"] = self.files
-        return check(data, TaskSettings)
-
-
-class CompareRun(Section):
-    """One table over many runs."""
-
-    runs: tuple[str, ...] = ()
-    """Run folders or globs; empty: the runs of the MLflow experiment."""
-    output: Path = Path("runs/compare")
-    """Folder of report.md, report.csv and scores.png."""
-    metric: str | None = None
-    """Metric of the plot; none: the first that runs share."""
-    floors: dict[str, dict[str, float]] | None = None
-    """What a simple baseline reaches, by data name and score: a column of the summary."""
-    floors_source: str | None = None
-    """Where the floors come from, in a line."""
-    baseline: str | None = None
-    """A translation run, or a variant whose run of the same seed is taken: the BLEU of the other
-    `runs` is tested against it by paired bootstrap resampling."""
-    translations: str = "eval/test"
-    """Where in a run folder the translations are that are tested: eval/test.translations.txt."""
-    samples: Annotated[int, Field(ge=100)] = 1000
-    """Resamples of the test."""
-    tracking: TrackingSettings = TrackingSettings()
-
-    @model_validator(mode="after")
-    def _sourced(self) -> CompareRun:
-        if self.floors_source is not None and not self.floors:
-            raise UserError("floors_source: does nothing without `floors`")
-        for name, values in (self.floors or {}).items():
-            if not values:
-                raise UserError(f"floors.{name}: names no score, as in eval_accuracy: 0.5")
-        return self
-
-    @model_validator(mode="after")
-    def _tested(self) -> CompareRun:
-        if self.baseline is not None and not self.runs:
-            raise UserError("baseline: needs `runs`, whose folders hold the translations")
-        for name in ("translations", "samples"):
-            is_default = getattr(self, name) == type(self).model_fields[name].default
-            if self.baseline is None and not is_default:
-                raise UserError(f"{name}: does nothing without `baseline`")
-        return self
-
-
-class TrackRun(Section):
-    """Replay of a run folder into MLflow."""
-
-    run: Path
-    """The run folder."""
-    uri: str | None = None
-    """None: MLFLOW_TRACKING_URI, or sqlite:///mlflow.db in the current folder."""
-
-
-class DemoRun(Section):
-    """The demonstration: nothing needed, everything small."""
-
-    output: Path = Path("runs/demo")
-    """Folder of the runs and the report."""
-    ranks: Annotated[int, Field(ge=1, le=64)] = 2
-    """Processes the launcher starts for each training."""
-    pretrain_steps: Annotated[int, Field(ge=200)] | None = None
-    """None: what configs/demo says."""
 
 
 def _kind_of_text(data: Any) -> str:
