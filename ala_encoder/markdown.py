@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ala_encoder.errors import UserError, nearest
+from ala_encoder.glue import TASKS
 from ala_encoder.reporting import OFFICIAL, Row, Table, start_matters
 from ala_encoder.significance import Comparison
 
@@ -139,9 +140,12 @@ def _caption(item: Table) -> str:
     for split in sorted({split for run in runs for split in run.counts}):
         sizes = sorted({run.counts[split] for run in runs if split in run.counts})
         size = " to ".join(f"{number:,}" for number in dict.fromkeys((sizes[0], sizes[-1])))
-        unit = "targets" if item.task in ("mlm", "denoise") else "examples"
+        unit = "examples" if item.task in TASKS else "targets"
         taken.append(f"{split} {size} {unit}")
-    return f"{text} Scores taken over: {', '.join(taken)}." if taken else text
+    if taken:
+        text += f" Scores taken over: {', '.join(taken)}."
+    signatures = dict.fromkeys(run.signatures.get("bleu") for run in runs)
+    return " ".join([text, *(f"BLEU: `{found}`." for found in signatures if found)])
 
 
 def _units(item: Table) -> str:

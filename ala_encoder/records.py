@@ -25,6 +25,7 @@ from ala_encoder.tracking.events import Points, events_from
 _SCORE = re.compile(r"(eval|test)_\w+")
 _COUNT = re.compile(r"((?:eval|test)\w*)_(?:targets|examples)")
 _FLAG = "_nonfinite"
+_SIGNATURE = "_signature"
 _SETTING = re.compile(
     r"(model|encoder|decoder|cross|tokenizer|data|optim|train|search)\.(?!path$).+"
 )
@@ -79,6 +80,8 @@ class RunSummary:
     """Time of the first event in ms; 0 where the source does not tell it."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings that decide a score, but for the seed; one that MLflow cut is not among them."""
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    """sacreBLEU's signature of each kind of score of translations, such as bleu."""
 
 
 # ---- reading
@@ -226,6 +229,11 @@ def _summary(
             if _SETTING.fullmatch(name)
             and not _HARMLESS.fullmatch(name)
             and not value.endswith(" (cut)")
+        },
+        signatures={
+            name.removesuffix(_SIGNATURE): value
+            for name, value in params.items()
+            if name.endswith(_SIGNATURE)
         },
     )
 

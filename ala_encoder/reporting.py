@@ -24,10 +24,12 @@ _PREFIXES = {
     for kind in ("test", "dev")
 }
 """Of the scores of every split there is."""
-OFFICIAL = tuple(
-    f"{prefix}_{name}" for some in _PREFIXES.values() for prefix in some for name in METRICS
+OFFICIAL = (
+    *(f"{prefix}_{name}" for some in _PREFIXES.values() for prefix in some for name in METRICS),
+    "test_bleu",
+    "eval_bleu",
 )
-"""The official scores, in the order of the tables."""
+"""The official scores of GLUE and translation, in the order of the tables."""
 _PLOTTED = (*OFFICIAL, "eval_loss")
 _ORDER = (*OFFICIAL, "test_loss", "eval_loss", "eval_unigram_loss", "eval_perplexity")
 _REASONS = {

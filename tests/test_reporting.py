@@ -222,6 +222,21 @@ def test_cells_are_mean_and_sample_deviation_over_seeds_and_a_lone_seed_has_none
     assert "eval 1,200 targets" in report
 
 
+def test_of_translations_bleu_is_the_score_and_its_signature_is_told(tmp_path: Path) -> None:
+    scores = {"test_targets": 900.0, "test_chrf": 55.0, "test_loss": 2.0, "eval_loss": 2.1}
+    for variant, value, version in (("a", 33.72, "2.5"), ("l", 33.5, "2.6")):
+        found = {**scores, "test_bleu": value, "eval_bleu": value - 1}
+        logged(tmp_path / variant, variant, task="en-de", scores=found, bleu_signature=version)
+    found_tables = tables(summaries(tmp_path))
+    report = render_markdown(found_tables, None)
+    assert [row["metric"] for row in grid(report, "Summary")] == ["test_bleu"] * 2 + [
+        "eval_bleu"
+    ] * 2
+    assert [panel.metric for panel in panels(found_tables)] == ["test_bleu"]
+    assert "test 900 targets" in report
+    assert "BLEU: `2.5`. BLEU: `2.6`." in report
+
+
 def test_rows_are_sorted_by_attention_parameters_then_name(tmp_path: Path) -> None:
     for variant, size in (("b", 500), ("z", 900), ("a", 500), ("c", 12_000)):
         logged(tmp_path / variant, variant, size=size)
