@@ -49,3 +49,7 @@ def test_an_interrupted_run_is_the_unbroken_one_bitwise_its_mean_too(
     assert there["same"]
     assert there["averaged"] == [["step_0000008", "step_0000012"]] * 2
     assert there["same_mean"]
+
+
+def test_a_model_learns_its_pairs_by_heart(found: dict[str, Any]) -> None:
+    assert found["by_heart"] >= 95

@@ -1,6 +1,7 @@
 """A tiny translation run out of parts of the library; started by a launcher, it runs on all ranks.
 
-Then, with a folder: ZeRO 0 and 2 whole, and interrupted and resumed; rank 0 leaves nmt.json there.
+Then, with a folder: ZeRO 0 and 2 whole, and interrupted and resumed, and a run that is to learn its
+pairs by heart; rank 0 leaves nmt.json there.
 """
 
 from __future__ import annotations
@@ -98,6 +99,27 @@ def loop(run: TranslationRun, folder: Path) -> Loop:
     return Loop(Engine(model, run, split), goal, run, split, folder, log)
 
 
+def by_heart(home: Path) -> float:
+    """Return BLEU of the training pairs, beam 4, after many epochs of them."""
+    known = [list(side) for side in zip(*pairs.PAIRS[:8], strict=True)]
+    valid = ranks.on_main(lambda: pairs.files(home, "valid_known", *known))
+    run = settings(
+        home,
+        data={"path": str(home / "known"), "valid": valid, "test": None},
+        model={"dim": 64, "ffn_dim": 128, "init_std": 0.08},
+        train={"steps": 120, "eval_every": 0, "save_every": 0, "average_checkpoints": None},
+        search={"beam_size": 4},
+    )
+    job = loop(run, home / "by_heart")
+    small.fit(job)
+    job.engine.eval()
+    tokenizer = load(run.tokenizer.path)
+    _, found = translation.prepared(run.data, tokenizer)
+    part = translation.held_out(run.data, found, tokenizer, None)["valid"]
+    scores, _ = translation.text_scores(job.engine, part, run.search)
+    return scores["eval_bleu"].value or 0.0
+
+
 def main(home: Path) -> None:
     engines.start()
     found: dict[str, Any] = {"world_size": ranks.world_size()}
@@ -120,6 +142,7 @@ def main(home: Path) -> None:
                 "averaged": [names for _, names in means],
                 "same_mean": all(torch.equal(means[0][0][n], means[1][0][n]) for n in states[0]),
             }
+    found["by_heart"] = by_heart(home)
     if ranks.is_main():
         (home / "nmt.json").write_text(json.dumps(found), encoding="utf-8")
     engines.stop()
