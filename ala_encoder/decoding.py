@@ -3,10 +3,13 @@
 For: Seq2Seq models. A hypothesis y scores log p(y | x) / penalty(|y|), where |y| counts eos. Not
 for: sampling, text (`tokenizer`), what a decoder keeps between steps (`cache`).
 
-As in fairseq: of each step's best `beam_size` continuations those that end are finished, the best
-that do not end go on, and a sentence is done when `beam_size` hypotheses have finished. It is done
-earlier, which changes nothing, when none that goes on can still come among the `n_best`: its
-log-probability only falls, so the present one over the longest translation's penalty is a bound.
+Of each step's best `beam_size` continuations those that end are finished, and the best that do not
+end go on. A sentence is done when `beam_size` have finished and the best that goes on, over the
+penalty of its present length, is below all of them (as `generate` of transformers; to stop at
+`beam_size` finished, as fairseq does, loses what a model is sure of: a few short ones that it all
+but rules out end before it). It is done earlier, which changes nothing, when none that goes on can
+still come among the `n_best`: its log-probability only falls, so the present one over the longest
+translation's penalty is a bound.
 
 A sentence's numbers do not depend on the others of its batch, up to rounding: a matrix product of
 another shape adds up in another order.
@@ -193,9 +196,8 @@ class _Beams:
         self.tokens = src_lengths.new_full((rows, 1, 1), bos)
         """[B, hypotheses, length]: one at first, `beam_size` then if the vocabulary has as many."""
         self.log_probs = torch.zeros(rows, 1, device=device)
-        self.best = torch.full((rows, settings.n_best), -torch.inf, device=device)
-        """The n best scores of what has finished."""
-        self.num_finished = torch.zeros_like(src_lengths)
+        self.best = torch.full((rows, settings.beam_size), -torch.inf, device=device)
+        """The `beam_size` best scores of what has finished, best first."""
         self.finished: list[list[Hypothesis]] = [[] for _ in range(rows)]
 
     def continuations(
@@ -250,14 +252,15 @@ class _Beams:
 
         The last rows move into the gaps, so that no other has to.
         """
-        reachable = self.log_probs[:, 0] / self._penalty(self.limits)
-        done = (self.num_finished >= self.settings.beam_size) | (reachable <= self.best[:, -1])
+        best, length = self.log_probs[:, 0], torch.tensor(self.tokens.shape[2] - 1)
+        done = best / self._penalty(length) <= self.best[:, -1]
+        done |= best / self._penalty(self.limits) <= self.best[:, self.settings.n_best - 1]
         if not done.any():
             return None
         stay = (~done).nonzero()[:, 0]
         order = torch.arange(len(stay), device=done.device)
         order[done[: len(stay)]] = stay[stay >= len(stay)]
-        for name in ("sentences", "limits", "tokens", "log_probs", "best", "num_finished"):
+        for name in ("sentences", "limits", "tokens", "log_probs", "best"):
             setattr(self, name, getattr(self, name)[order])
         return order
 
@@ -273,8 +276,7 @@ class _Beams:
             one = Hypothesis(tuple(ids), float(scores[row, rank]), float(log_probs[row, rank]))
             self.finished[int(self.sentences[row])].append(one)
         scores = scores.masked_fill(~ends, -torch.inf)
-        self.best = torch.cat([self.best, scores], 1).topk(self.settings.n_best).values
-        self.num_finished += ends.sum(1)
+        self.best = torch.cat([self.best, scores], 1).topk(self.settings.beam_size).values
 
     def _penalty(self, length: Tensor) -> Tensor:
         base = (5 + length) / 6 if self.settings.penalty == "gnmt" else length.float()

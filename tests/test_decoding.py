@@ -111,12 +111,15 @@ def exhaustive(model: Seq2Seq, source: Sequence[int], settings: SearchSettings) 
 
 
 def plain_beam(model: Seq2Seq, source: Sequence[int], settings: SearchSettings) -> Found:
-    """Search as in fairseq, with lists, no cache, and no stop before `beam_size` have finished."""
+    """Search with lists, no cache, and no stop before the best alive would be none of the best."""
     width = settings.beam_size
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     found: Found = []
     limit = len(source) + settings.max_extra_tokens
-    while live and len(found) < width:
+    while live:
+        best = sorted((value for _, value in found), reverse=True)[:width]
+        if len(best) == width and score(live[0][1], len(live[0][0]), settings) <= best[-1]:
+            break
         candidates = []
         for ids, total in live:
             row = log_probs(model, source, [BOS, *ids])[-1].tolist()
@@ -214,7 +217,7 @@ def test_the_beam_finds_what_transformers_finds() -> None:
         compared += 1
         theirs = twin.generate(
             input_ids=torch.tensor([source]), attention_mask=torch.ones(1, len(source)).long(),
-            num_beams=4, num_return_sequences=4, early_stopping=True, length_penalty=1.0,
+            num_beams=4, num_return_sequences=4, early_stopping=False, length_penalty=1.0,
             max_new_tokens=len(source) + 4, do_sample=False, return_dict_in_generate=True,
             output_scores=True, suppress_tokens=sorted(SPECIAL),
         )  # fmt: skip
