@@ -190,6 +190,20 @@ def test_beam_1_equals_greedy(end: float) -> None:
         assert one.ids == tuple(read[1:-1])
 
 
+def test_what_a_model_is_sure_of_is_found_though_a_few_end_before_it() -> None:
+    """Stopping at `beam_size` finished, 16 of 60 would be below greedy's."""
+    model = toy(seed=6, end=2.0)
+    with torch.no_grad():
+        model.vocabulary.weight *= 3
+        model.output_bias *= 3
+    greedy, beam = (
+        run(model, sentences(60), SearchSettings(beam_size=width, max_extra_tokens=10))
+        for width in (1, 4)
+    )
+    for (one,), (best,) in zip(greedy, beam, strict=True):
+        assert best.score >= one.score - 1e-5
+
+
 def test_the_beam_finds_what_transformers_finds() -> None:
     """A sentence at a time, since there the longest of a batch sets the limit for all of it.
 
