@@ -1,7 +1,7 @@
 """Seeded corpora from a small grammar of our own: no third-party text, no network, no files.
 
 For: demos that find no package index, and unit tests. Not for: any number that is compared with
-published work; tables that show these corpora name them.
+published work (tables that show these corpora name them); pairs (`generated_pairs`).
 
 Every draw is `int(random.Random(...).random() * n)`: Python promises that sequence for a seed on
 every version and platform, which it does not for `choice` or `shuffle`.
@@ -17,8 +17,7 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-# topic: (nouns, transitive verbs, adjectives); plurals end in -s, -es or -ies by rule.
-_TOPICS: dict[str, tuple[str, str, str]] = {
+TOPICS: dict[str, tuple[str, str, str]] = {
     "sea": (
         "sailor harbour anchor boat captain island reef sail wave lighthouse net pirate",
         "launch steer repair follow unload anger",
@@ -81,13 +80,14 @@ _TOPICS: dict[str, tuple[str, str, str]] = {
         "sick calm careful painful healthy",
     ),
 }
+"""Topic → its nouns, transitive verbs and adjectives; plurals end in -s, -es or -ies by rule."""
 _SHE = _words("Anna Clara Edith Grace Ida Laura Marta Nora")
 _HE = _words("Arthur Bruno Conrad Emil Felix Hugo Oscar Victor")
 _TIMES = _words("morning evening winter summer spring autumn night afternoon")
-_NUMBERS = _words("two three four five six seven eight nine ten twelve twenty forty")
+NUMBERS = _words("two three four five six seven eight nine ten twelve twenty forty")
 _ADVERBS = _words("often rarely always sometimes usually slowly quietly quickly")
 _DEGREES = _words("very rather quite hardly almost too")
-_PLACES = _words("near behind above below beside beyond")
+PLACES = _words("near behind above below beside beyond")
 
 _ASPECTS = _words(
     "plot cast script ending music camera dialogue direction story acting humour pacing editing "
@@ -137,7 +137,8 @@ def generated_sentiment(seed: int, num_sentences: int) -> list[tuple[str, int]]:
     return _shuffled(rng, list(seen.items()))
 
 
-def _pick(rng: random.Random, words: Sequence[str]) -> str:
+def pick(rng: random.Random, words: Sequence[str]) -> str:
+    """Draw one of the words."""
     return words[int(rng.random() * len(words))]
 
 
@@ -150,7 +151,7 @@ def _shuffled(rng: random.Random, rows: list[tuple[str, int]]) -> list[tuple[str
     return [rows[i] for _, i in keyed]
 
 
-def _with_s(word: str) -> str:
+def with_s(word: str) -> str:
     """Give the plural of a noun, or the third person of a verb."""
     if word.endswith(("s", "sh", "ch", "x")):
         return word + "es"
@@ -160,7 +161,7 @@ def _with_s(word: str) -> str:
 
 
 def _a(phrase: str) -> str:
-    """Put the article in front; _TOPICS has no word where spelling and sound disagree but these."""
+    """Put the article in front; TOPICS has no word where spelling and sound disagree but these."""
     vowel = phrase[0] in "aeiou" or phrase.startswith("honest")
     return f"{'an' if vowel else 'a'} {phrase}"
 
@@ -169,7 +170,7 @@ class _Topic:
     """The words of one topic as one document uses them: the nouns in the document's own order."""
 
     def __init__(self, rng: random.Random, name: str) -> None:
-        nouns, verbs, adjectives = map(_words, _TOPICS[name])
+        nouns, verbs, adjectives = map(_words, TOPICS[name])
         self._rng = rng
         self._order = [noun for _, noun in sorted((rng.random(), noun) for noun in nouns)]
         self._verbs = verbs
@@ -185,24 +186,24 @@ class _Topic:
         return drawn
 
     def nouns(self) -> str:
-        return _with_s(self.noun())
+        return with_s(self.noun())
 
     def verb(self) -> str:
-        return _pick(self._rng, self._verbs)
+        return pick(self._rng, self._verbs)
 
     def verbs(self) -> str:
-        return _with_s(self.verb())
+        return with_s(self.verb())
 
     def adjective(self) -> str:
-        return _pick(self._rng, self._adjectives)
+        return pick(self._rng, self._adjectives)
 
 
 def _document(rng: random.Random) -> list[str]:
-    names = list(_TOPICS)
-    topics = [_Topic(rng, _pick(rng, names)), _Topic(rng, _pick(rng, names))]
+    names = list(TOPICS)
+    topics = [_Topic(rng, pick(rng, names)), _Topic(rng, pick(rng, names))]
     female = rng.random() < 0.5
-    hero = (_pick(rng, _SHE), "she", "her") if female else (_pick(rng, _HE), "he", "his")
-    season = _pick(rng, _TIMES)
+    hero = (pick(rng, _SHE), "she", "her") if female else (pick(rng, _HE), "he", "his")
+    season = pick(rng, _TIMES)
     return [
         " ".join(
             _sentence(rng, topics[rng.random() < 0.15], hero, season)
@@ -214,7 +215,7 @@ def _document(rng: random.Random) -> list[str]:
 
 def _sentence(rng: random.Random, t: _Topic, hero: tuple[str, str, str], season: str) -> str:
     name, she, her = hero
-    place, degree, adverb = _pick(rng, _PLACES), _pick(rng, _DEGREES), _pick(rng, _ADVERBS)
+    place, degree, adverb = pick(rng, PLACES), pick(rng, _DEGREES), pick(rng, _ADVERBS)
     kind = int(rng.random() * 10)
     if kind == 0:
         said = f"the {t.adjective()} {t.noun()} {t.verbs()} the {t.noun()}"
@@ -225,11 +226,11 @@ def _sentence(rng: random.Random, t: _Topic, hero: tuple[str, str, str], season:
         said += f" {t.noun()}"
     elif kind == 3:
         thing, other = t.noun(), t.noun()
-        said = f"when the {thing} {t.verbs()} the {_with_s(other)}, {name} {t.verbs()} them"
+        said = f"when the {thing} {t.verbs()} the {with_s(other)}, {name} {t.verbs()} them"
     elif kind == 4:
         said = f"in the {season}, both the {t.noun()} and the {t.noun()} are {t.adjective()}"
     elif kind == 5:
-        said = f"there are {_pick(rng, _NUMBERS)} {t.nouns()} and {_a(t.noun())} {place} the"
+        said = f"there are {pick(rng, NUMBERS)} {t.nouns()} and {_a(t.noun())} {place} the"
         said += f" {t.adjective()} {t.noun()}"
     elif kind == 6:
         said = f"{name} and {her} {t.noun()} {adverb} {t.verb()} {_a(t.noun())}"
@@ -257,16 +258,16 @@ def _review(rng: random.Random, positive: bool) -> str:
 
 def _claim(rng: random.Random, positive: bool) -> str:
     good, likes = (_GOOD, _LIKED) if positive else (_BAD, _LOATHED)
-    thing, degree = _pick(rng, _ASPECTS), _pick(rng, ("very ", "truly ", "often ", "", ""))
+    thing, degree = pick(rng, _ASPECTS), pick(rng, ("very ", "truly ", "often ", "", ""))
     kind = rng.random()
     # "not good" is said more often than "not bad", as in real reviews: a bag of words then learns
     # that "not" is bad news, and only word order explains the rest.
     if kind < (0.03 if positive else 0.25):
-        said = f"the {thing} is {_pick(rng, _NEGATIONS)} {_pick(rng, _BAD if positive else _GOOD)}"
+        said = f"the {thing} is {pick(rng, _NEGATIONS)} {pick(rng, _BAD if positive else _GOOD)}"
     elif kind < 0.5:
-        said = f"the {thing} is {degree}{_pick(rng, good)}"
+        said = f"the {thing} is {degree}{pick(rng, good)}"
     elif kind < 0.75:
-        said = f"it is {_a(degree + _pick(rng, good))} {_pick(rng, _FILMS)}"
+        said = f"it is {_a(degree + pick(rng, good))} {pick(rng, _FILMS)}"
     else:
-        said = f"{_pick(rng, _VIEWERS)} {_pick(rng, likes)} the {thing}"
+        said = f"{pick(rng, _VIEWERS)} {pick(rng, likes)} the {thing}"
     return said

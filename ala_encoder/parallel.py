@@ -11,19 +11,27 @@ row of a table. Files of unequal numbers of lines are refused under either polic
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ala_encoder import tables
 from ala_encoder.errors import UserError, nearest, shown
 from ala_encoder.lines import Reading, read_lines
 from ala_encoder.named_datasets import NamedDataset
 from ala_encoder.settings.base import BadRowPolicy
-from ala_encoder.settings.parallel import NamedParallel, ParallelFiles, TranslationData
+from ala_encoder.settings.parallel import (
+    EmbeddedParallel,
+    NamedParallel,
+    ParallelFiles,
+    TranslationData,
+)
 from ala_encoder.settings.task import Rows
 from ala_encoder.tokenizer import InLanguage
+
+if TYPE_CHECKING:
+    from ala_encoder.quickstart import EmbeddedData
 
 
 class Pair(NamedTuple):
@@ -42,8 +50,10 @@ class ParallelSource:
     languages: tuple[str, str]
     on_bad_row: BadRowPolicy
     text: ParallelFiles | NamedParallel
-    dataset: NamedDataset | None
+    dataset: NamedDataset | None = None
     """Where `text` names one."""
+    embedded: EmbeddedData | None = None
+    """The set that the files of `text` are of."""
 
     def __str__(self) -> str:
         if isinstance(self.text, NamedParallel):
@@ -67,28 +77,45 @@ class ParallelSource:
 
 
 def find_sources(
-    data: TranslationData, say: Callable[[str], None] = print
+    data: TranslationData,
+    say: Callable[[str], None] = print,
+    splits: Collection[str] = ("train", "valid", "test"),
 ) -> dict[str, ParallelSource]:
-    """Return where the pairs of each split are, loading the data sets it asks for.
+    """Return where the pairs of each of the splits are, loading the data sets it asks for.
 
     Raises UserError for a file that is not there, is a table or stands on both sides, for a data
     set that cannot be had, and for a line or row of train in another split.
     """
     loaded: dict[tuple[str | None, ...], NamedDataset] = {}
+    embedded_sets: dict[Path, EmbeddedData] = {}
     found = {}
-    for split, text in data.splits.items():
+    wanted = {split: text for split, text in data.splits.items() if split in splits}
+    for split, text in wanted.items():
         policy: BadRowPolicy = data.on_bad_row if split == "train" else "error"
-        dataset = None
+        dataset = embedded = None
+        if isinstance(text, EmbeddedParallel):
+            from ala_encoder.quickstart import embedded_translation
+
+            embedded = embedded_sets.get(text.cache) or embedded_translation(text.cache, say)
+            embedded_sets[text.cache] = embedded
+            text = _files_of(embedded, text.split, data.languages)
         if isinstance(text, NamedParallel):
             key = (text.name, text.config, text.revision)
             dataset = loaded.setdefault(key, NamedDataset(*key, say=say))
             dataset.rows(text.split)  # tells what is not there
         else:
             _check_files(f"data.{split}", text)
-        found[split] = ParallelSource(data.languages, policy, text, dataset)
-    for split in found.keys() - {"train"}:
-        _check_apart(found["train"], found[split], split)
+        found[split] = ParallelSource(data.languages, policy, text, dataset, embedded)
+    if "train" in found:
+        for split in ("valid", "test"):
+            if split in found:
+                _check_apart(found["train"], found[split], split)
     return found
+
+
+def _files_of(embedded: EmbeddedData, split: str, languages: tuple[str, str]) -> ParallelFiles:
+    src, trg = (str(embedded.files[f"{split}.{language}"]) for language in languages)
+    return ParallelFiles(kind="files", src=(src,), trg=(trg,))
 
 
 def _check_files(key: str, text: ParallelFiles) -> None:

@@ -113,6 +113,8 @@ def _write(
             reading=reading,
             files=tuple(map(FileRecord.of, source.files)),
             dataset=dataset_record(source),
+            embedded=source.embedded and source.embedded.name,
+            credit=source.embedded and source.embedded.credit,
         )
     manifest = ParallelManifest(
         tokenizer=tokenizer.fingerprint,
@@ -149,11 +151,14 @@ def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 def _write_chunk(chunk: list[Pair], files: list[_SideFiles], cleaner: Cleaner | None) -> None:
     if cleaner is not None:
         chunk = [pair for pair in chunk if cleaner.keeps_texts(pair.src, pair.trg)]
-    src, trg = (
-        side.tokenizer.encode_batch([getattr(pair, name) for pair in chunk])
-        for side, name in zip(files, ("src", "trg"), strict=True)
+    src, trg = (side.tokenizer for side in files)
+    rows = list(
+        zip(
+            src.encode_sentences([pair.src for pair in chunk]),
+            trg.encode_sentences([pair.trg for pair in chunk]),
+            strict=True,
+        )
     )
-    rows = list(zip(src, trg, strict=True))
     if cleaner is not None:
         rows = [pair for pair in rows if cleaner.keeps_pieces(*pair)]
     for number, side in enumerate(files):

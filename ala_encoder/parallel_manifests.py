@@ -45,6 +45,10 @@ class PairsRecord(Section):
     reading: Reading
     files: tuple[FileRecord, ...]
     dataset: DatasetRecord | None
+    embedded: str | None = None
+    """Name of the embedded set that it is of."""
+    credit: str | None = None
+    """Of that set."""
 
 
 class ParallelManifest(Section):
@@ -78,6 +82,15 @@ class ParallelManifest(Section):
         """Source tokens for one target token of the training text: keys per query of `cross`."""
         return self.train.src.tokens / self.train.trg.tokens
 
+    def data_name(self, path: Path) -> str:
+        """Return the name of the data in tables; path: where the corpus is."""
+        own = f"{path.name} {'-'.join(self.data.languages)}"
+        embedded = sorted({one.embedded for one in self.splits.values() if one.embedded})
+        if not embedded:
+            return own
+        is_whole = all(record.embedded for record in self.splits.values())
+        return ", ".join(embedded) if is_whole else f"{own} ({', '.join(embedded)})"
+
     def describe(self) -> str:
         """Return one line for the user."""
         parts = (f"{split} {record.pairs:,} pairs" for split, record in self.splits.items())
@@ -85,7 +98,7 @@ class ParallelManifest(Section):
 
     def notes(self) -> list[str]:
         """Return a sentence for the user on whatever was mended, skipped or dropped."""
-        notes = []
+        notes = sorted({one.credit for one in self.splits.values() if one.credit})
         for split, record in self.splits.items():
             notes += [f"{split}: {note}" for note in record.reading.notes()]
             if dropped := record.dropped:
@@ -139,9 +152,20 @@ def refuse_stale(
         if key not in wanted or wanted[key] != value:
             now = shown(wanted.get(key))
             raise UserError(f"{data.path}: made with {key} = {shown(value)}, not {now}; {ADVICE}")
-    for split, record in manifest.splits.items():
-        for file in record.files:
-            if has_changed(Path(file.path), file):
-                raise UserError(f"{data.path}: {file.path} has changed since; {ADVICE}")
-        if record.dataset != dataset_record(sources[split]):
-            raise UserError(f"{data.path}: {sources[split]} has changed since; {ADVICE}")
+    for split, source in sources.items():
+        refuse_changed(data.path, manifest, split, source)
+
+
+def refuse_changed(
+    path: Path, manifest: ParallelManifest, split: str, source: ParallelSource
+) -> None:
+    """Raise UserError when the text of a split is not as it was when the corpus was made of it."""
+    record = manifest.splits[split]
+    name = source.embedded and source.embedded.name
+    if record.embedded != name:
+        raise UserError(f"{path}: {split} is made of {record.embedded}, not {name}; {ADVICE}")
+    for file in record.files:
+        if has_changed(Path(file.path), file):
+            raise UserError(f"{path}: {file.path} has changed since; {ADVICE}")
+    if record.dataset != dataset_record(source):
+        raise UserError(f"{path}: {source} has changed since; {ADVICE}")

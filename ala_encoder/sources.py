@@ -53,14 +53,23 @@ def find_source(settings: CorpusSettings, say: Callable[[str], None] = print) ->
     """
     source = settings.source
     if isinstance(source, EmbeddedText):
-        from ala_encoder.quickstart import embedded_text
-
-        data = embedded_text(source.cache, say)
-        files = {split: [data.files[split]] for split in SPLITS}
-        return TextSource(data.name, data.credit, files, generated=data.generated)
+        return _embedded(source, say)
     if isinstance(source, NamedText):
         return _named(source, say)
     return _files(source, settings.path.name)
+
+
+def _embedded(source: EmbeddedText, say: Callable[[str], None]) -> TextSource:
+    from ala_encoder.quickstart import embedded_text, embedded_translation
+
+    if source.text == "wikipedia":
+        data = embedded_text(source.cache, say)
+        name, files = data.name, {split: [data.files[split]] for split in SPLITS}
+    else:
+        data = embedded_translation(source.cache, say)
+        name = f"{data.name} (en)"
+        files = {"train": [data.files["train.en"]], "valid": [data.files["dev.en"]]}
+    return TextSource(name, data.credit, files, generated=data.generated)
 
 
 def _named(source: NamedText, say: Callable[[str], None]) -> TextSource:

@@ -72,8 +72,8 @@ def start_from(settings: TranslationRun, tokenizer: Tokenizer) -> Start:
     if isinstance(source, TranslationExport):
         given: Mapping[str, AttentionSettings] = source.card.sections
         ignored = _HARMLESS
-    elif source.card.kind == "masked_lm":
-        given, ignored = {"encoder": card.encoder}, _HARMLESS | _ONE_SIDED
+    elif isinstance(source, Export) and source.card.kind == "masked_lm":
+        given, ignored = source.card.sections, _HARMLESS | _ONE_SIDED
         if settings.model.positions != "learned":
             ignored = ignored | {"max_length"}
     else:

@@ -26,7 +26,7 @@ from ala_encoder.metrics import Score
 from ala_encoder.models import Seq2Seq
 from ala_encoder.objectives import IGNORE, cross_entropy, pad, smoothed_cross_entropy
 from ala_encoder.parallel_corpus import Pairs
-from ala_encoder.parallel_manifests import ParallelManifest
+from ala_encoder.parallel_manifests import ParallelManifest, refuse_changed
 from ala_encoder.settings.parallel import ParallelFiles, TranslationData
 from ala_encoder.settings.search import SearchSettings
 from ala_encoder.tokenizer import Tokenizer
@@ -138,26 +138,23 @@ class HeldOut:
 
 def held_out(
     data: TranslationData,
+    manifest: ParallelManifest,
     pairs: Mapping[str, Pairs],
     tokenizer: Tokenizer,
     positions: int | None,
 ) -> dict[str, HeldOut]:
-    """Return valid, and test where there is one, as they are scored.
+    """Return valid, and test where there is one, as they are scored; the text of train may be gone.
 
     positions: that the model has; None: any number. Raises UserError for a pair with more tokens,
-    since none is left out, and when the text is no longer there or has other lines.
+    since none is left out, and when the text is no longer there or has changed.
     """
-    sources = parallel.find_sources(data, lambda text: None)
     found = {}
-    for split in [split for split in ("valid", "test") if split in pairs]:
+    for split, source in parallel.find_sources(data, lambda text: None, ("valid", "test")).items():
+        refuse_changed(data.path, manifest, split, source)
         examples = TranslationPairs(pairs[split], tokenizer, name=split)
         _check_lengths(examples, positions, f"data.{split}")
-        source = sources[split]
         references = [pair.trg for pair in parallel.pairs(source, source.reading())]
-        if len(references) != len(examples):
-            raise UserError(
-                f"data.{split}: {len(references)} pairs in the text, {len(examples)} in {data.path}"
-            )
+        assert len(references) == len(examples), "nothing of a held-out split is left out"
         trg = tokenizer.of_language(data.trg_lang)
         found[split] = HeldOut(examples, references, trg, data.trg_lang)
     return found
@@ -175,14 +172,14 @@ def from_files(
     positions: as in `held_out`. Raises UserError as `held_out` and `parallel.pairs` do, and where
     there is no pair.
     """
-    source = parallel.ParallelSource(languages, "error", text, None)
+    source = parallel.ParallelSource(languages, "error", text)
     found = list(parallel.pairs(source, source.reading()))
     if not found:
         raise UserError(f"{source}: no pair, the text is empty")
     sides = (tokenizer.of_language(language) for language in languages)
     tokens, ends = [], []
     for side, of_language in zip(("src", "trg"), sides, strict=True):
-        rows = of_language.encode_batch([getattr(pair, side) for pair in found])
+        rows = of_language.encode_sentences([getattr(pair, side) for pair in found])
         tokens.append(np.array([i for row in rows for i in (*row, of_language.eos_id)], np.uint32))
         ends.append(np.cumsum([len(row) + 1 for row in rows], dtype=np.int64))
     pairs = Pairs(tokens[0], tokens[1], ends[0], ends[1])

@@ -59,9 +59,8 @@ class Translator:
         A line of white space has the empty translation. name: of the text, for messages. Raises
         UserError when the model gives NaN, and for a line longer than its positions unless `cut`.
         """
-        # white space has tokens in some vocabularies; a model would make up words for them
-        texts = [text if text.strip() else "" for _, text in lines]
-        sources = [[*ids, self._src.eos_id] for ids in self._src.encode_batch(texts)]
+        rows = self._src.encode_sentences([text for _, text in lines])
+        sources = [[*ids, self._src.eos_id] for ids in rows]
         for (number, _), ids in zip(lines, sources, strict=True):
             self._check_length(len(ids), f"{name}:{number}")
             self.num_unknown += self._src.unk_id in ids

@@ -31,7 +31,7 @@ def main(settings: TranslationRun) -> None:
     from ala_encoder import bleu, runs, transfer, translation
     from ala_encoder.files import read_json
     from ala_encoder.tokenizer import open_folder
-    from ala_encoder.training import Goal
+    from ala_encoder.training import Goal, of_logits
 
     tokenizer = open_folder(settings.tokenizer, ranks.say)
     start = transfer.start_from(settings, tokenizer)
@@ -40,9 +40,10 @@ def main(settings: TranslationRun) -> None:
     train = translation.TranslationPairs(
         pairs["train"], tokenizer, name="train", max_length=options.max_length
     )
-    card = _card(settings, tokenizer, bleu.signatures(settings.data.trg_lang))
+    name = manifest.data_name(settings.data.path)
+    card = _card(settings, tokenizer, name, bleu.signatures(settings.data.trg_lang))
     scoring = translation.Scoring(
-        translation.held_out(settings.data, pairs, tokenizer, model.max_length),
+        translation.held_out(settings.data, manifest, pairs, tokenizer, model.max_length),
         settings.search,
         options.eval_batch_tokens,
         settings.task,
@@ -63,7 +64,7 @@ def main(settings: TranslationRun) -> None:
             identity=runs.identity(settings, tokenizer, manifest.digest),
             best_metric="eval_greedy_bleu" if options.greedy_bleu else "eval_loss",
             best_mode="max" if options.greedy_bleu else "min",
-            objective=translation.smoothing(tokenizer, options.label_smoothing),
+            losses=of_logits(translation.smoothing(tokenizer, options.label_smoothing)),
             evaluate_start=evaluate_start,
         )
 
@@ -79,7 +80,7 @@ def main(settings: TranslationRun) -> None:
 
 
 def _card(
-    settings: TranslationRun, tokenizer: Tokenizer, signatures: dict[str, str]
+    settings: TranslationRun, tokenizer: Tokenizer, data_name: str, signatures: dict[str, str]
 ) -> TranslationCard:
     from ala_encoder.export import TranslationCard
 
@@ -93,7 +94,7 @@ def _card(
         decoder=settings.decoder,
         cross=settings.cross,
         data=settings.data,
-        data_name=f"{settings.data.path.name} {settings.task}",
+        data_name=data_name,
         search=settings.search,
         signatures=signatures,
         parameters=count(settings.model, settings.sections, tokenizer.vocab_size),

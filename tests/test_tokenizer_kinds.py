@@ -224,3 +224,14 @@ def test_a_missing_token_is_told_with_its_remedy(tmp_path: Path) -> None:
     tokenizer = load(unigram_folder(tmp_path))
     with pytest.raises(UserError, match=f"{tmp_path}: has no mask token, which pretraining"):
         _ = tokenizer.mask_id
+
+
+def test_a_sentence_of_white_space_has_no_piece_in_any_vocabulary(
+    made: dict[str, Tokenizer],
+) -> None:
+    texts = ["", "   ", "\t\u00a0", " a b"]
+    for tokenizer in made.values():
+        rows = tokenizer.encode_sentences(texts)
+        assert rows[:3] == [[], [], []]
+        assert rows[3] == tokenizer.encode(" a b")
+    assert made["byte_bpe"].encode("   ")

@@ -54,7 +54,7 @@ def made(folder: Path, kind: str = "sentencepiece", **model: Any) -> Path:
         for parameter in network.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
         network.output_bias[read.eos_id] += 3.0
-    card = finetune_nmt._card(run, read, bleu.signatures("de"))
+    card = finetune_nmt._card(run, read, "pairs", bleu.signatures("de"))
     place = folder / f"{kind}{'-'.join(map(str, model.values()))}"
     export.write(place / "export", card, read, network.state_dict())
     return place

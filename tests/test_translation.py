@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ala_encoder import averaging, parallel_corpus, translation
+from ala_encoder import averaging, parallel_corpus, parallel_manifests, translation
 from ala_encoder.batches import Position
 from ala_encoder.engine import Engine
 from ala_encoder.errors import UserError
@@ -115,7 +115,7 @@ def test_d11_a_step_is_the_gradient_of_the_mean_over_all_target_tokens(
     parts = translation_pieces(ids, split)
     for number, piece in enumerate(parts, 1):
         inputs = data.collate(piece, 0)
-        loss, _ = job.goal.objective(engine(inputs), inputs["labels"])
+        loss, _ = job.goal.losses(engine, inputs)
         engine.backward(loss, count, is_last=number == len(parts))
     found = {n: p.grad.clone() for n, p in engine.module.named_parameters() if p.grad is not None}
     torch.manual_seed(1)
@@ -206,19 +206,18 @@ def test_the_loss_of_a_split_is_a_loop_over_its_sentences_whatever_the_batches(
         assert loss.total == pytest.approx(total, rel=1e-6)
 
 
-def test_references_are_the_text_itself_and_b07_as_many_as_there_are_pairs(
-    tmp_path: Path,
-) -> None:
+def test_b07_references_are_the_text_itself_as_it_was_when_it_was_prepared(tmp_path: Path) -> None:
     run, tokenizer, found = prepared(tmp_path)
-    split = translation.held_out(run.data, found, tokenizer, None)
+    given = (run.data, parallel_manifests.read(run.data.path), found, tokenizer)
+    (tmp_path / "train.en").unlink()  # a score needs none of it
+    split = translation.held_out(*given, None)
     assert split["test"].references == [trg for _, trg in text.PAIRS[10:]]
-    told = text.refusal(translation.held_out, run.data, found, tokenizer, 20)
-    assert "the model 20 positions" in told
-    for name in ("valid.en", "valid.de"):
-        with (tmp_path / name).open("a", encoding="utf-8") as file:
-            file.write("more\n")
-    told = text.refusal(translation.held_out, run.data, found, tokenizer, None)
-    assert told.startswith("data.valid: 3 pairs in the text, 2 in ")
+    assert "the model 20 positions" in text.refusal(translation.held_out, *given, 20)
+    path = tmp_path / "test.de"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(reversed(lines)), encoding="utf-8")
+    told = text.refusal(translation.held_out, *given, None)
+    assert "test.de has changed since" in told
 
 
 # ---- averaging

@@ -101,6 +101,8 @@ def test_what_cannot_be_scored_is_one_line(
         (("test_set=wmt14", "path=x"), "path and test_set: all say what is translated"),
         (("test_set=wmt14", f"files.src={src}"), "files and test_set: all say"),
         (("search.n_best=3", "search.beam_size=2"), "n_best = 3: more than beam_size = 2"),
+        (("search.n_best=2",), "search.n_best = 2: only the best one is scored"),
+        (("batch_size=8",), "batch_size: does nothing for a seq2seq"),
     ]
     for words, told in cases:
         assert scored(model, *words) == 2, told

@@ -38,9 +38,11 @@ class NamedText(Section):
 
 
 class EmbeddedText(Section):
-    """The built-in text: 102 Wikipedia articles, or a generated corpus without a package index."""
+    """A built-in text, or a generated one without a package index."""
 
     kind: Literal["embedded"]
+    text: Literal["wikipedia", "interface"] = "wikipedia"
+    """102 Wikipedia articles, or the English side of the embedded pairs for translation."""
     cache: Path = Path(".cache/quickstart")
     """Where the downloaded package archive and the cleaned text are kept."""
 
@@ -66,7 +68,8 @@ class CorpusSettings(Section):
     on_bad_row: BadRowPolicy = "error"
     """What a row or line that cannot be read does: stop, or be skipped and counted."""
     length: Annotated[int, Field(ge=3)] = 128
-    """Tokens in one example, [CLS] and [SEP] included; to be filled in: the most, eos included."""
+    """Tokens in one example, [CLS] and [SEP] included; to be filled in: the most, eos included; of
+    a causal model: those that it reads, predicting the next of each."""
     mask_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     mask_selection: Literal["exact", "independent"] = "exact"
     """exact: round(p·n), at least 1, in every example; independent: a coin for each token."""

@@ -18,4 +18,6 @@ class DemoRun(Section):
     ranks: Annotated[int, Field(ge=1, le=64)] = 2
     """Processes the launcher starts for each training."""
     pretrain_steps: Annotated[int, Field(ge=200)] | None = None
-    """None: what configs/demo says."""
+    """Steps of every pretraining; none: what configs/demo says."""
+    translation_steps: Annotated[int, Field(ge=200)] | None = None
+    """Steps of both translation models; none: what configs/demo says."""

@@ -71,7 +71,19 @@ class NamedParallel(Section):
         return self
 
 
-ParallelText = Annotated[ParallelFiles | NamedParallel, Field(discriminator="kind")]
+class EmbeddedParallel(Section):
+    """A split of the embedded pairs: interface sentences of Home Assistant, English-German, or a
+    generated corpus without a package index."""
+
+    kind: Literal["embedded"]
+    split: Literal["train", "dev", "test"]
+    cache: Path = Path(".cache/quickstart")
+    """Where the downloaded package archive and the cleaned pairs are kept."""
+
+
+ParallelText = Annotated[
+    ParallelFiles | NamedParallel | EmbeddedParallel, Field(discriminator="kind")
+]
 
 
 class CleaningSettings(Section):
@@ -112,6 +124,10 @@ class TranslationData(Section):
     def _two_languages(self) -> TranslationData:
         if self.src_lang == self.trg_lang:
             raise UserError(f"src_lang = trg_lang = {self.src_lang!r}: two languages are needed")
+        for split, text in self.splits.items():
+            if isinstance(text, EmbeddedParallel) and {*self.languages} != {"en", "de"}:
+                given = " and ".join(self.languages)
+                raise UserError(f"{split}: the embedded pairs are of en and de, not {given}")
         return self
 
     @property
@@ -120,7 +136,7 @@ class TranslationData(Section):
         return self.src_lang, self.trg_lang
 
     @property
-    def splits(self) -> dict[str, ParallelFiles | NamedParallel]:
+    def splits(self) -> dict[str, ParallelText]:
         """What there is of train, valid and test."""
         found = {"train": self.train, "valid": self.valid, "test": self.test}
         return {split: text for split, text in found.items() if text is not None}

@@ -40,6 +40,12 @@ class SearchSettings(Section):
             raise UserError("penalty = 'average': does nothing where length_penalty is 0")
         return self
 
+    def for_scores(self) -> SearchSettings:
+        """Return these settings; raises UserError for what does nothing where one is scored."""
+        if self.n_best > 1:
+            raise UserError(f"search.n_best = {self.n_best}: only the best one is scored")
+        return self
+
     def over(self, other: SearchSettings) -> SearchSettings:
         """Return `other` with what was given here, which no default is, in place of its own.
 

@@ -81,8 +81,8 @@ class TokenTrainSettings(Rhythm):
     """Part of a target's probability that is spread over all entries a target could be; losses are
     reported without."""
     greedy_bleu: bool = True
-    """Whether validation also translates, greedily; the weights of best BLEU are then exported,
-    else those of least loss."""
+    """Whether validation also translates, greedily. Unless checkpoints are averaged, the weights of
+    best BLEU are then exported, else those of least loss."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> TokenTrainSettings:

@@ -51,6 +51,7 @@ class TranslationRun(TrainingRun):
                 "train.greedy_bleu = true: needs engine.zero_stage 0, 1 or 2, is 3; set it to false"
             )
         check_stacks(self.model, self.sections, positions)
+        self.search.for_scores()
         return self
 
     @property

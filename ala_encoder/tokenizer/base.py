@@ -99,12 +99,26 @@ class Tokenizer(ABC):
         """Ids of each text, in order; equal to `encode` one by one, in parallel threads."""
         return self._encode([SURROGATES.sub("", text) for text in texts])
 
+    def encode_sentences(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each sentence, none of one that is white space alone.
+
+        White space has pieces in some vocabularies; a model would make up a translation of them.
+        """
+        return self.encode_batch([text if text.strip() else "" for text in texts])
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids: pad, cls and sep are left out; asserts that ids are of this vocabulary."""
         layout = {self.special.pad, self.special.cls, self.special.sep}
         shown = [int(index) for index in ids if index not in layout]
         assert all(0 <= index < self.vocab_size for index in shown), "id outside the vocabulary"
         return self._decode(shown)
+
+    def piece_bytes(self) -> list[int] | None:
+        """How many UTF-8 bytes of a text each id stands for, 0 for special tokens.
+
+        None where pieces do not give the text back byte for byte.
+        """
+        return None
 
     def over_long(self, word: str) -> bool:
         """Whether a limit on length alone makes the word unknown."""

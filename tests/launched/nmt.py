@@ -23,7 +23,7 @@ from ala_encoder.settings.train import split_batch
 from ala_encoder.settings.translation import TranslationRun
 from ala_encoder.tokenizer import Tokenizer, load, train
 from ala_encoder.tracking import NullLog, RunInfo, RunLog, null_log
-from ala_encoder.training import Goal, Loop
+from ala_encoder.training import Goal, Loop, of_logits
 from tests import pairs
 from tests.launched import small
 
@@ -79,7 +79,7 @@ def loop(run: TranslationRun, folder: Path) -> Loop:
     examples = translation.TranslationPairs(
         found["train"], tokenizer, name="train", max_length=run.train.max_length
     )
-    held_out = translation.held_out(run.data, found, tokenizer, None)
+    held_out = translation.held_out(run.data, manifest, found, tokenizer, None)
     scoring = translation.Scoring(held_out, run.search, 100, run.task, "tiny")
     split = split_batch(run.train, ranks.world_size())
     torch.manual_seed(run.seed)
@@ -90,7 +90,7 @@ def loop(run: TranslationRun, folder: Path) -> Loop:
         identity=runs.identity(run, tokenizer, manifest.digest),
         best_metric="eval_loss",
         best_mode="min",
-        objective=translation.smoothing(tokenizer, run.train.label_smoothing),
+        losses=of_logits(translation.smoothing(tokenizer, run.train.label_smoothing)),
     )
     folder.mkdir(parents=True, exist_ok=True)
     log: RunLog | NullLog = null_log()
@@ -114,8 +114,8 @@ def by_heart(home: Path) -> float:
     small.fit(job)
     job.engine.eval()
     tokenizer = load(run.tokenizer.path)
-    _, found = translation.prepared(run.data, tokenizer)
-    part = translation.held_out(run.data, found, tokenizer, None)["valid"]
+    manifest, found = translation.prepared(run.data, tokenizer)
+    part = translation.held_out(run.data, manifest, found, tokenizer, None)["valid"]
     scores, _ = translation.text_scores(job.engine, part, run.search)
     return scores["eval_bleu"].value or 0.0
 
