@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ala_encoder.cache import without
 from ala_encoder.errors import UserError
 from ala_encoder.models import Seq2Seq
 from ala_encoder.settings.search import SearchSettings
@@ -248,18 +249,13 @@ class _Beams:
         return parents
 
     def leave(self) -> Tensor | None:
-        """Let sentences that are done leave; return the rows that stay, None: all do.
-
-        The last rows move into the gaps, so that no other has to.
-        """
+        """Let sentences that are done leave; return the rows that stay, None: all do."""
         best, length = self.log_probs[:, 0], torch.tensor(self.tokens.shape[2] - 1)
         done = best / self._penalty(length) <= self.best[:, -1]
         done |= best / self._penalty(self.limits) <= self.best[:, self.settings.n_best - 1]
         if not done.any():
             return None
-        stay = (~done).nonzero()[:, 0]
-        order = torch.arange(len(stay), device=done.device)
-        order[done[: len(stay)]] = stay[stay >= len(stay)]
+        order = without(done)
         for name in ("sentences", "limits", "tokens", "log_probs", "best"):
             setattr(self, name, getattr(self, name)[order])
         return order

@@ -1,7 +1,8 @@
 """Drawings, as PNG files that are the same byte for byte each time.
 
 For: the loss of one run over its steps, and scores against parameter counts. Not for: which runs
-and numbers are drawn (`reporting`). matplotlib is imported when something is drawn.
+and numbers are drawn (`reporting`), what attention does (`analysis.figures`). matplotlib is
+imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def draw_loss(
     """Draw curves of (step, loss in nats); `floor` is the unigram loss, a dashed line."""
     from matplotlib.ticker import MaxNLocator
 
-    with _figure(7.0, 4.2) as figure:
+    with new_figure(7.0, 4.2) as figure:
         axes = figure.add_subplot()
         for name, curve in curves.items():
             marker = "o" if name.startswith("eval") or len(curve) == 1 else ""
@@ -58,7 +59,7 @@ def draw_loss(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend()
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 def draw_scores(path: Path, panels: Sequence[Panel]) -> None:
@@ -67,7 +68,7 @@ def draw_scores(path: Path, panels: Sequence[Panel]) -> None:
     A mark is the mean over seeds, its bar ± the sample standard deviation (ddof 1), and the small
     dots are the single seeds. Variants of about one size stand side by side around it.
     """
-    with _figure(7.2 * len(panels), 5.0) as figure:
+    with new_figure(7.2 * len(panels), 5.0) as figure:
         marks = [
             _scatter(figure.add_subplot(1, len(panels), number), panel)
             for number, panel in enumerate(panels, 1)
@@ -75,7 +76,7 @@ def draw_scores(path: Path, panels: Sequence[Panel]) -> None:
         figure.draw_without_rendering()
         for axes, placed in zip(figure.axes, marks, strict=True):
             _label(axes, placed)
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 class _Mark(NamedTuple):
@@ -180,8 +181,11 @@ def _offsets(width: float) -> list[tuple[float, float]]:
 
 
 @contextmanager
-def _figure(width: float, height: float) -> Iterator[Figure]:
-    """Give an empty figure with matplotlib's own defaults, whatever the user's matplotlibrc."""
+def new_figure(width: float, height: float) -> Iterator[Figure]:
+    """Give an empty figure with matplotlib's own defaults, whatever the user's matplotlibrc.
+
+    width, height: in inches.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -193,6 +197,7 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
         yield figure
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, aside and renamed, the same bytes for the same figure."""
     options: dict[str, Any] = {"format": "png", "metadata": {"Software": None}}
     write_aside(path, lambda aside: figure.savefig(aside, **options))

@@ -111,7 +111,7 @@ def exhaustive(model: Seq2Seq, source: Sequence[int], settings: SearchSettings) 
 
 
 def plain_beam(model: Seq2Seq, source: Sequence[int], settings: SearchSettings) -> Found:
-    """Search with lists, no cache, and no stop before the best alive would be none of the best."""
+    """Search with lists and no cache; a sentence ends by the rule of transformers."""
     width = settings.beam_size
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     found: Found = []

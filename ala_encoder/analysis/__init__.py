@@ -1,1 +1,1 @@
-"""What a trained model does: how far its attention looks."""
+"""What a model does inside: how far its attention looks, what its predictions depend on."""
