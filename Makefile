@@ -8,7 +8,7 @@ TEST_FLAGS ?=
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check format lint types fast test test-long fix clean
+.PHONY: help install demo check format lint types fast test test-slurm test-long fix clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(INSTALLED) ## pretrain, fine-tune and compare three small encoders (under 10 minutes, 2 cores)
+demo: $(INSTALLED) ## train and compare small encoders and translation models (under 15 minutes, 2 cores)
 	$(BIN)/python -m pipelines.demo
 
 check: format lint types fast ## formatting, lint, types and the fast tests
@@ -38,11 +38,14 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 fast: $(INSTALLED)
-	$(SIDE_BY_SIDE) -m "not slow and not launch" $(TEST_FLAGS)
+	$(SIDE_BY_SIDE) -m "not slow and not launch and not cluster" $(TEST_FLAGS)
 
 test: $(INSTALLED) ## every test but the long ones (under 8 minutes, 2 cores)
-	$(SIDE_BY_SIDE) -m "not slow and not launch" $(TEST_FLAGS)
+	$(SIDE_BY_SIDE) -m "not slow and not launch and not cluster" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -q -m "launch and not slow" $(TEST_FLAGS)
+
+test-slurm: $(INSTALLED) ## jobs on an emulated Slurm cluster (root on Debian; under 12 minutes, 2 cores)
+	tests/slurm/run.sh $(TEST_FLAGS)
 
 test-long: test ## every test
 	$(BIN)/python -m pytest -q -m slow $(TEST_FLAGS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -17,11 +18,14 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
-from ala_encoder.errors import RunStopped, UserError, nearest
+from ala_encoder import signals
+from ala_encoder.errors import RunSaved, RunStopped, UserError, nearest
 from ala_encoder.settings.loader import check, load
 from ala_encoder.settings.outline import outline
 
 Settings = TypeVar("Settings", bound=BaseModel)
+SAVED = 85
+"""Exit code of a run that a signal has ended; the job scripts requeue it."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,16 +51,18 @@ def run(
     """
     try:
         settings, as_json = _parse(cls, description, json_flag, positional, argv)
-        if json_flag:
-            main(settings, as_json)
-        else:
-            main(settings)
+        trains = "train" in cls.model_fields
+        with signals.listening() if trains else contextlib.nullcontext():
+            main(settings, *([as_json] if json_flag else []))
     except UserError as error:
         _tell("error", error)
         return 2
     except RunStopped as error:
         _tell("stopped", error)
         return 1
+    except RunSaved as error:
+        _tell("saved", error)
+        return SAVED
     except OSError as error:
         if error.filename is None:
             raise

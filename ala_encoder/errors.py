@@ -30,6 +30,10 @@ class RunStopped(RuntimeError):
     """A run that must not go on, such as one with a gradient that is not finite; exit code 1."""
 
 
+class RunSaved(Exception):
+    """A run that a signal has ended, all of it saved; exit code 85: started again it goes on."""
+
+
 def cut(text: str, most: int) -> str:
     """Return `text`, its middle left out where it has more than `most` characters."""
     half = (most - 3) // 2

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
+from ala_encoder import signals
 from ala_encoder.errors import UserError
 
 Result = TypeVar("Result")
@@ -135,3 +136,13 @@ def broadcast(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def check_signals() -> None:
+    """Raise signals.Asked, on all ranks, when a signal has come to one of them; all call it."""
+    if not signals.is_listening() or not all_sum([len(signals.received())])[0]:
+        return
+    found = gather(signals.received())
+    told = [str(number) for number, some in enumerate(found) if some]
+    names = sorted({name for some in found for name in some})
+    raise signals.Asked(f"{' and '.join(names)} on rank{'s' * (len(told) > 1)} {', '.join(told)}")

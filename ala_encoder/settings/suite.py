@@ -1,0 +1,113 @@
+"""The settings of `suite`: which trainings are its cells."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ala_encoder.errors import UserError
+from ala_encoder.settings.base import NonNegativeInt, Section
+from ala_encoder.settings.experiment import FinetuneRun, Name, PretrainRun, TrainingRun
+from ala_encoder.settings.loader import load
+from ala_encoder.settings.tracking import TrackingSettings
+from ala_encoder.settings.translation import TranslationRun
+
+PIPELINES: dict[str, type[TrainingRun]] = {
+    "pretrain": PretrainRun,
+    "finetune_glue": FinetuneRun,
+    "finetune_nmt": TranslationRun,
+}
+
+
+_SAME = ("seed", "init")
+"""What does not make another variant: a table has both."""
+
+
+class Cell(Section):
+    """One training of a suite."""
+
+    name: str
+    config: Path
+    overrides: tuple[str, ...]
+    """What it is given beside its config, name and output among it."""
+
+
+class SuiteRun(Section):
+    """Trainings of several configs, each with every combination of some settings, and their table.
+
+    Started again it goes on: finished cells are skipped, others go on from their checkpoints.
+    """
+
+    name: Name
+    """Of the suite in MLflow, where its cells are the children of one run."""
+    pipeline: Literal["pretrain", "finetune_glue", "finetune_nmt"]
+    configs: Annotated[tuple[Path, ...], Field(min_length=1)]
+    vary: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(
+        default_factory=lambda: {"seed": (1337, 42, 2025)}
+    )
+    """Setting → its values, such as seed or init; every combination of them is a cell. What differs
+    by another setting than these two is a variant of its own in the table."""
+    settings: tuple[str, ...] = ()
+    """Further overrides of all cells, as in optim.learning_rate=1e-4."""
+    output: Path = Path("runs")
+    """Folder of the cells' run folders; the table goes to output/NAME."""
+    ranks: Annotated[int, Field(ge=1)] = 1
+    """Processes a cell; more than one are started by the deepspeed launcher."""
+    cell: NonNegativeInt | None = None
+    """Run this cell alone, in this process, as a job array does; none: all, one after the other."""
+    dry_run: bool = False
+    """Tell the cells and what is done of them, and run nothing."""
+    tracking: TrackingSettings = TrackingSettings()
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> SuiteRun:
+        fixed = {"output", "name", "variant"} & self.vary.keys()
+        if fixed:
+            raise UserError(f"vary.{min(fixed)}: is the suite's own, name another setting")
+        number = len(self.cells)
+        if self.cell is not None and self.cell >= number:
+            raise UserError(f"cell = {self.cell}: there are 0 … {number - 1}")
+        return self
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """All cells in order: of each config the combinations, the last setting fastest.
+
+        Raises UserError when two would have one name.
+        """
+        found = []
+        for config in self.configs:
+            for values in itertools.product(*self.vary.values()):
+                given = dict(zip(self.vary, values, strict=True))
+                words = [config.stem, *map(_word, given.values())]
+                name = "-".join(words)[:100]
+                own = {"name": name, "output": str(self.output), **given}
+                others = [_word(value) for key, value in given.items() if key not in _SAME]
+                if others:
+                    own["variant"] = "-".join([config.stem, *others])
+                overrides = (*self.settings, *(f"{k}={json.dumps(v)}" for k, v in own.items()))
+                found.append(Cell(name=name, config=config, overrides=overrides))
+        names = [cell.name for cell in found]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"configs, vary: two cells are named {twice}; rename a config")
+        return tuple(found)
+
+    def check_cells(self) -> None:
+        """Raise UserError for a cell whose settings do not fit together."""
+        for cell in self.cells:
+            try:
+                load(cell.config, cell.overrides, PIPELINES[self.pipeline])
+            except UserError as error:
+                raise UserError(f"cell {cell.name}: {error}") from None
+
+
+def _word(value: Any) -> str:
+    """Return a value as a part of a run's name: of a path its last folder."""
+    text = value.rstrip("/").split("/")[-1] if isinstance(value, str) else json.dumps(value)
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text).strip("_") or "none"

@@ -1,0 +1,138 @@
+# shellcheck shell=bash
+# What every job script does around its one command: environment, ranks, and a requeue when one is due.
+#
+#   ALA_HOME           the checkout (default: the folder that sbatch was called in)
+#   ALA_ENV            words of what to enter, in order: module:NAME, conda:NAME or the folder of a venv
+#                      (default: .venv of the checkout)
+#   ALA_CONTAINER      pyxis:IMAGE or apptainer:FILE.sif: the ranks run in it, the checkout mounted
+#   ALA_LAUNCHER       srun (default): a task a rank. deepspeed: its launcher, a task a node.
+#                      deepspeed-slurm: its --launcher slurm, which calls srun itself
+#   ALA_SBATCH_EXTRA   further words for sbatch, taken by submit.sh
+#
+# Exit codes: 0 done. 85 saved after a signal: start again to go on (done here where Slurm can requeue).
+# 1 stopped, 2 a mistake in the settings; neither is requeued.
+
+set -uo pipefail
+readonly ALA_SAVED=85
+
+ala_fail() { echo "error: $*" >&2; exit 2; }
+
+# The header of the script that sourced this, for --help.
+ala_help() { sed -n '2,/^[^#]/{/^#SBATCH/d;s/^# \{0,1\}//p}' "$0"; exit 0; }
+
+ala_enter() {
+  local word
+  ALA_HOME=${ALA_HOME:-${SLURM_SUBMIT_DIR:-$PWD}}
+  cd "$ALA_HOME" || ala_fail "ALA_HOME = $ALA_HOME: no such folder"
+  for word in ${ALA_ENV:-.venv}; do
+    case $word in
+      module:*) module load "${word#module:}" || ala_fail "ALA_ENV: module load ${word#module:} failed" ;;
+      conda:*)
+        command -v conda >/dev/null || ala_fail "ALA_ENV = $word: there is no conda; load its module first (module:NAME $word)"
+        set +u; eval "$(conda shell.bash hook)"; conda activate "${word#conda:}" || ala_fail "ALA_ENV: no conda environment ${word#conda:}"; set -u ;;
+      *)
+        [ -x "$word/bin/python" ] || ala_fail "ALA_ENV = $word: no environment there (bin/python); \`make install\` makes .venv"
+        PATH=$(cd "$word/bin" && pwd):$PATH ;;
+    esac
+  done
+  export PATH
+  [ -n "${ALA_CONTAINER:-}" ] || command -v python >/dev/null || ala_fail "ALA_ENV = ${ALA_ENV:-}: has no python"
+}
+
+# The words in front of a command that put it into the container; srun's own words for pyxis.
+ala_container() {
+  srun_words=() in_container=()
+  case ${ALA_CONTAINER:-} in
+    '') ;;
+    pyxis:*) srun_words=(--container-image="${ALA_CONTAINER#pyxis:}" --container-mounts="$ALA_HOME:$ALA_HOME" --container-workdir="$ALA_HOME") ;;
+    apptainer:*)
+      [ -e "${ALA_CONTAINER#apptainer:}" ] || ala_fail "ALA_CONTAINER = $ALA_CONTAINER: no such file"
+      in_container=(apptainer exec --nv --bind "$ALA_HOME" --pwd "$ALA_HOME" "${ALA_CONTAINER#apptainer:}") ;;
+    *) ala_fail "ALA_CONTAINER = $ALA_CONTAINER: allowed are pyxis:IMAGE and apptainer:FILE.sif" ;;
+  esac
+}
+
+ala_nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null || python slurm/rank.py nodes "$SLURM_JOB_NODELIST"; }
+
+# Nodes, ranks and port of this job; says what a wrong number of tasks would hide.
+ala_ranks() {
+  local gpus
+  [ -n "${SLURM_JOB_ID:-}" ] || ala_fail "no Slurm job: submit this with sbatch; without Slurm: docs/cluster.md"
+  mapfile -t nodes < <(ala_nodes)
+  gpus=${SLURM_GPUS_ON_NODE:-0}
+  if [ "$gpus" -gt 0 ] && [ "$gpus" != "$tasks_per_node" ]; then
+    ala_fail "$gpus GPUs a node but $tasks_per_node ranks: give sbatch --ntasks-per-node=$gpus (a rank a GPU)"
+  fi
+  MASTER_ADDR=${nodes[0]}
+  MASTER_PORT=$(python slurm/rank.py port) || exit
+  # All ranks of a start carry it, so that none meets another job's behind one port.
+  ALA_JOB_TOKEN=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+  export MASTER_ADDR MASTER_PORT ALA_JOB_TOKEN ALA_TASKS_PER_NODE=$tasks_per_node
+  echo "nodes ${nodes[*]}; ranks $((tasks_per_node * ${#nodes[@]})), $tasks_per_node a node; port $MASTER_PORT; job $(ala_job), start $((${SLURM_RESTART_COUNT:-0} + 1))"
+}
+
+# The one spelling by which this job is requeued: of an array, this element alone.
+ala_job() {
+  if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then echo "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"; else echo "$SLURM_JOB_ID"; fi
+}
+
+# Environment, container, ranks: sets tasks_per_node, nodes, srun_words and in_container.
+ala_prepare() {
+  tasks_per_node=${SLURM_NTASKS_PER_NODE:-$((${SLURM_NTASKS:-1} / ${SLURM_JOB_NUM_NODES:-1}))}
+  ala_enter; ala_container; ala_ranks
+  # Slurm 22.05 and later do not hand sbatch's --cpus-per-task to srun by themselves.
+  srun_words+=(--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
+}
+
+# ala_run PIPELINE WORD...: run it on all ranks, then requeue where it was stopped by a signal.
+ala_run() {
+  [ "${2:-}" != --help ] || ala_help
+  local code
+  ala_prepare
+  case ${ALA_LAUNCHER:-srun} in
+    srun) set -- srun --ntasks-per-node="$tasks_per_node" "${srun_words[@]}" "${in_container[@]}" python slurm/rank.py "$@" ;;
+    deepspeed) set -- srun --ntasks-per-node=1 --ntasks="${#nodes[@]}" "${srun_words[@]}" "${in_container[@]}" bash slurm/node.sh "$@" ;;
+    deepspeed-slurm)
+      set -- "${in_container[@]}" deepspeed --hostfile "$(ala_hostfile)" --launcher slurm --force_multi --no_ssh_check \
+        --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
+        --launcher_args "--ntasks-per-node=$tasks_per_node ${srun_words[*]}" slurm/rank.py "$@" ;;
+    *) ala_fail "ALA_LAUNCHER = $ALA_LAUNCHER: allowed are srun, deepspeed, deepspeed-slurm" ;;
+  esac
+  # In the background: a trap of bash runs only between commands, and `wait` is one that a signal ends.
+  "$@" &
+  local ranks=$!
+  # A signal to this shell alone (scancel --batch, --signal=B:) is handed to the ranks.
+  trap 'scancel --signal=USR1 "$(ala_job)"' USR1
+  trap 'scancel --signal=USR2 "$(ala_job)"' USR2
+  trap 'scancel --signal=TERM "$(ala_job)"' TERM
+  wait "$ranks"; code=$?
+  while kill -0 "$ranks" 2>/dev/null; do wait "$ranks"; code=$?; done
+  [ "$code" != "$ALA_SAVED" ] || ala_requeue
+  exit "$code"
+}
+
+ala_hostfile() {
+  local file; file=$(mktemp) || exit
+  printf "%s slots=$tasks_per_node\n" "${nodes[@]}" > "$file"
+  echo "$file"
+}
+
+# After a save: put the job back, once, unless Slurm ends or requeues it by itself.
+ala_requeue() {
+  local job state
+  job=$(ala_job)
+  if ! state=$(scontrol show job "$SLURM_JOB_ID" -o 2>/dev/null | grep -o 'JobState=[A-Z_]*'); then
+    echo "all is saved, but this node has no working scontrol: submit the same command again to go on"
+    exit "$ALA_SAVED"
+  fi
+  case $state in
+    JobState=RUNNING) ;;
+    *) echo "all is saved; not requeued, Slurm says ${state#JobState=}"; exit "$ALA_SAVED" ;;
+  esac
+  if scontrol requeue "$job"; then
+    echo "all is saved; job $job is requeued and goes on from there"
+    exit 0
+  fi
+  echo "all is saved, but job $job cannot be requeued (above): submit the same command again to go on"
+  exit "$ALA_SAVED"
+}

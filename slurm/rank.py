@@ -1,0 +1,33 @@
+"""One rank of a job: started once a rank by srun, or by deepspeed with --launcher slurm.
+
+`rank.py PIPELINE CONFIG.yaml …` runs a pipeline with Slurm's ranks; `rank.py port` and
+`rank.py nodes LIST` answer the job scripts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ala_encoder import slurm
+from ala_encoder.errors import UserError
+from pipelines.__main__ import main as ala
+
+
+def main(words: list[str]) -> None:
+    """Answer, or run one pipeline as one rank."""
+    if words[:1] == ["nodes"] and len(words) == 2:
+        print("\n".join(slurm.expand(words[1])))
+    elif words == ["port"]:
+        print(slurm.free_port(int(os.environ.get("SLURM_JOB_ID", "0"))))
+    else:
+        os.environ.update(slurm.rank_variables(os.environ))
+        ala()
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,40 @@
+#!/bin/bash
+# Submit a whole experiment: pretrain, then a suite of fine-tunings from it, then their table.
+#
+#   slurm/submit.sh PRETRAIN.yaml SUITE.yaml [--go] [--at-once N] [-- WORD…]
+#
+# Without --go it only shows what it would submit. SUITE.yaml is a suite (pipelines.suite) of
+# finetune_glue or finetune_nmt whose init is what PRETRAIN.yaml makes: runs/VARIANT-OBJECTIVE-SEED.
+# --at-once N: cells of the suite that run at a time. WORDs are given to the pretraining.
+# A stage that fails stops what depends on it. sbatch's own words (account, partition, GPUs):
+# ALA_SBATCH_EXTRA="--account=a --partition=p --ntasks-per-node=8 --gpus-per-node=8".
+set -euo pipefail
+if [ "${1:-}" = --help ] || [ $# -lt 2 ]; then sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0; fi
+pretrain=$1 suite=$2 go='' at_once='' words=()
+shift 2
+while [ $# -gt 0 ]; do
+  case $1 in
+    --go) go=1 ;;
+    --at-once) at_once=%${2:?--at-once: how many cells at a time}; shift ;;
+    --) shift; words=("$@"); break ;;
+    *) echo "error: $1: allowed are --go, --at-once N and -- WORD…; see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+cd "$(dirname "$0")/.."
+for word in ${ALA_ENV:-.venv}; do [ ! -x "$word/bin/python" ] || PATH=$(cd "$word/bin" && pwd):$PATH; done
+# Every setting is checked here, on the login node, before anything is submitted.
+python -m pipelines.params "$pretrain" "${words[@]}" > /dev/null
+cells=$(python -m pipelines.suite "$suite" dry_run=true --json | python -c 'import json, sys; print(len(json.load(sys.stdin)["cells"]))')
+read -r -a extra <<< "${ALA_SBATCH_EXTRA:-}"
+
+job() { # NAME WORD...: submit, or show, and leave the id in $id
+  local name=$1; shift
+  echo "$name: sbatch ${extra[*]} $*"
+  id="<$name>"
+  if [ -n "$go" ]; then id=$(sbatch --parsable --kill-on-invalid-dep=yes "${extra[@]}" "$@"); echo "$name: job $id"; fi
+}
+job pretrain slurm/pretrain.sbatch "$pretrain" "${words[@]}"
+job cells --dependency=afterok:"$id" --array="0-$((cells - 1))$at_once" slurm/suite.sbatch "$suite"
+job table --dependency=afterok:"$id" --ntasks-per-node=1 slurm/table.sbatch "$suite"
+[ -n "$go" ] || echo "nothing was submitted: add --go"
