@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,16 +53,6 @@ class Hypothesis:
         return len(self.ids) + 1
 
 
-@dataclass(frozen=True)
-class Translations:
-    """What `translate` found."""
-
-    n_best: list[list[Hypothesis]]
-    """Hypotheses of each source, best first; the sources in their order."""
-    num_cut: int
-    """Sources longer than the model's positions: their end was left out."""
-
-
 def translate(
     model: Seq2Seq,
     sources: Sequence[Sequence[int]],
@@ -73,23 +62,19 @@ def translate(
     eos: int,
     pad: int,
     forbidden: Collection[int] = (),
-) -> Translations:
-    """Translate sources, each with eos at its end, in batches of similar length.
+) -> list[list[Hypothesis]]:
+    """Return the n best translations of each source, best first, in batches of similar length.
 
-    A source without a token but eos has the empty translation, of score 0, and never meets the
-    model. `forbidden` and what is raised: as in `search`.
+    sources: each with eos at its end, none longer than the model's positions. One without a token
+    but eos has the empty translation, of score 0, and never meets the model. `forbidden` and what
+    is raised: as in `search`.
     """
-    most = model.max_length
-    read = [
-        source if most is None or len(source) <= most else [*source[: most - 1], source[-1]]
-        for source in sources
-    ]
     found = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
     device = next(model.parameters()).device
-    words = [n for n, source in enumerate(read) if any(token != eos for token in source)]
-    for batch in by_length([len(read[n]) for n in words], settings.batch_tokens):
+    words = [n for n, source in enumerate(sources) if any(token != eos for token in source)]
+    for batch in by_length([len(sources[n]) for n in words], settings.batch_tokens):
         numbers = [words[place] for place in batch]
-        ids, segments = padded([read[n] for n in numbers], pad)
+        ids, segments = padded([sources[n] for n in numbers], pad)
         results = search(
             model,
             ids.to(device),
@@ -101,8 +86,7 @@ def translate(
         )
         for n, hypotheses in zip(numbers, results, strict=True):
             found[n] = hypotheses
-    num_cut = sum(len(a) > len(b) for a, b in zip(sources, read, strict=True))
-    return Translations(found, num_cut)
+    return found
 
 
 def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -141,15 +125,14 @@ def search(
     Raises UserError when a logit is NaN.
     """
     assert not model.training, "dropout would make a search random"
+    assert model.max_length is None or src_ids.shape[1] <= model.max_length
     beams = _Beams(model, (src_segments > 0).sum(1), settings, bos=bos, eos=eos)
     banned = torch.tensor(sorted(set(forbidden) - {eos}), dtype=torch.long, device=src_ids.device)
     cache = model.decoder.cache(beam=settings.beam_size > 1)
-    first: dict[str, Any] = {
-        "memory": _encoded(model, src_ids, src_segments),
-        "src_segments": src_segments,
-    }
+    memory: Tensor | None = _encoded(model, src_ids, src_segments)
+    segments: Tensor | None = src_segments
     while True:
-        hidden = model.decode(beams.tokens[:, :, -1], **first, cache=cache)
+        hidden = model.decode(beams.tokens[:, :, -1], memory, None, segments, cache=cache)
         parents = beams.extend(*beams.continuations(model, hidden, banned))
         order = beams.leave()
         if not len(beams.sentences):
@@ -158,7 +141,7 @@ def search(
             cache.keep(order)
             parents = parents[order]
         cache.follow(parents)
-        first = {}
+        memory = segments = None  # the cache keeps them
 
 
 def _encoded(model: Seq2Seq, ids: Tensor, segments: Tensor) -> Tensor:
@@ -256,8 +239,9 @@ class _Beams:
         if not done.any():
             return None
         order = without(done)
-        for name in ("sentences", "limits", "tokens", "log_probs", "best"):
-            setattr(self, name, getattr(self, name)[order])
+        self.sentences, self.limits = self.sentences[order], self.limits[order]
+        self.tokens, self.log_probs = self.tokens[order], self.log_probs[order]
+        self.best = self.best[order]
         return order
 
     def n_best(self) -> list[list[Hypothesis]]:
@@ -267,10 +251,15 @@ class _Beams:
 
     def _finish(self, ends: Tensor, log_probs: Tensor, parents: Tensor) -> None:
         scores = log_probs / self._penalty(torch.tensor(self.tokens.shape[2]))
-        for row, rank in ends.nonzero().tolist():
-            ids = self.tokens[row, parents[row, rank], 1:].tolist()
-            one = Hypothesis(tuple(ids), float(scores[row, rank]), float(log_probs[row, rank]))
-            self.finished[int(self.sentences[row])].append(one)
+        rows, ranks = ends.nonzero(as_tuple=True)
+        found = (
+            self.sentences[rows],
+            self.tokens[rows, parents[rows, ranks], 1:],
+            scores[rows, ranks],
+            log_probs[rows, ranks],
+        )
+        for sentence, ids, *numbers in zip(*(part.tolist() for part in found), strict=True):
+            self.finished[sentence].append(Hypothesis(tuple(ids), *numbers))
         scores = scores.masked_fill(~ends, -torch.inf)
         self.best = torch.cat([self.best, scores], 1).topk(self.settings.beam_size).values
 

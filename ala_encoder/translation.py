@@ -268,7 +268,7 @@ def translations(model: Scored, split: HeldOut, search: SearchSettings) -> list[
             pad=examples.pad_id,
             forbidden=never_put_out(tokenizer),
         )
-        texts = [text_of(tokenizer, best[0].ids) for best in found.n_best]
+        texts = [text_of(tokenizer, best[0].ids) for best in found]
     except UserError as caught:
         error = caught
     parts = ranks.gather((texts, error))

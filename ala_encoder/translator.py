@@ -60,10 +60,10 @@ class Translator:
         UserError when the model gives NaN, and for a line longer than its positions unless `cut`.
         """
         rows = self._src.encode_sentences([text for _, text in lines])
-        sources = [[*ids, self._src.eos_id] for ids in rows]
-        for (number, _), ids in zip(lines, sources, strict=True):
-            self._check_length(len(ids), f"{name}:{number}")
-            self.num_unknown += self._src.unk_id in ids
+        sources = [
+            self._fitting([*ids, self._src.eos_id], f"{name}:{number}")
+            for (number, _), ids in zip(lines, rows, strict=True)
+        ]
         found = decoding.translate(
             self._model,
             sources,
@@ -74,20 +74,22 @@ class Translator:
             forbidden=never_put_out(self._trg),
         )
         return [
-            [Translation(text_of(self._trg, one.ids), one.score) for one in best]
-            for best in found.n_best
+            [Translation(text_of(self._trg, one.ids), one.score) for one in best] for best in found
         ]
 
-    def _check_length(self, length: int, place: str) -> None:
+    def _fitting(self, ids: list[int], place: str) -> list[int]:
+        """Return a source as the model can read it, and count what it cannot."""
+        self.num_unknown += self._src.unk_id in ids
         most = self._model.max_length
-        if most is None or length <= most:
-            return
-        told = f"{place}: {length:,} tokens, the model has {most:,} positions"
+        if most is None or len(ids) <= most:
+            return ids
+        told = f"{place}: {len(ids):,} tokens, the model has {most:,} positions"
         if not self._cut:
             raise UserError(f"{told}; shorten the line, or set too_long=cut")
         if not self.num_cut:
             self._say(f"{told}: its end is not translated")
         self.num_cut += 1
+        return [*ids[: most - 1], ids[-1]]
 
     def notes(self) -> list[str]:
         """Return a sentence for the user on each kind of line that was not taken whole."""

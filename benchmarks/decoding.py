@@ -104,7 +104,7 @@ def ours(built: Seq2Seq, sources: list[list[int]], batch_tokens: int) -> Found:
         batch_tokens=batch_tokens,
     )
     found = translate(built, sources, settings, bos=pad, eos=EOS, pad=pad, forbidden={pad})
-    return [best[0].ids for best in found.n_best]
+    return [best[0].ids for best in found]
 
 
 def generated(theirs: Any, sources: list[list[int]], batches: Sequence[Sequence[int]]) -> Found:

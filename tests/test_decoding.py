@@ -287,9 +287,9 @@ def test_c06_a_sentences_translation_does_not_depend_on_its_batch() -> None:
         found = [one for batch in batches for one in run(model, batch, settings)]
         counts[f"batches of {rows}"] = differing(found, alone, 1e-5)
     given = {**MARKS, "pad": PAD, "forbidden": SPECIAL}
-    found = translate(model, sources, settings, **given).n_best
+    found = translate(model, sources, settings, **given)
     counts["by length"] = differing(found, alone, 1e-5)
-    found = translate(model, sources[::-1], settings, **given).n_best
+    found = translate(model, sources[::-1], settings, **given)
     counts["reversed"] = differing(found[::-1], alone, 1e-5)
     print("of 300 sentences another translation than alone have:", counts)
     assert len({one[0].length for one in alone}) >= 5
@@ -387,35 +387,24 @@ def test_learned_positions_limit_the_translation() -> None:
         assert one.length == 12
 
 
-def test_c13_a_source_longer_than_positions_is_cut_before_its_eos_and_counted() -> None:
-    model = toy(positions="learned", max_length=12)
-    long = [*range(4, 24), EOS]
-    found = translate(model, [[5, EOS], long], SearchSettings(), **MARKS, pad=PAD)
-    assert found.num_cut == 1
-    (alone,) = run(model, [[*long[:11], EOS]], SearchSettings(), ())
-    assert_found(found.n_best[1], [(one.ids, one.score) for one in alone])
-    assert translate(model, [[*long[:11], EOS]], SearchSettings(), **MARKS, pad=PAD).num_cut == 0
-    assert translate(toy(), [long], SearchSettings(), **MARKS, pad=PAD).num_cut == 0
-
-
 def test_c13_a_source_of_unknown_symbols_alone_has_a_translation() -> None:
     found = translate(
         toy(), [[UNK, UNK, EOS]], SearchSettings(), **MARKS, pad=PAD, forbidden=SPECIAL
     )
-    (one,) = found.n_best[0]
+    (one,) = found[0]
     assert one.length <= 53 and not SPECIAL & set(one.ids)
 
 
 def test_empty_lines_stay_where_they_are() -> None:
     model = toy()
     sources: list[list[int]] = [[], [5, 6, EOS], [EOS], [7, EOS], [EOS]]
-    found = translate(model, sources, SearchSettings(n_best=2), **MARKS, pad=PAD).n_best
+    found = translate(model, sources, SearchSettings(n_best=2), **MARKS, pad=PAD)
     for n in (0, 2, 4):
         assert found[n] == [Hypothesis((), 0.0, 0.0)]
     for n in (1, 3):
         alone = run(model, [sources[n]], SearchSettings(n_best=2), ())[0]
         assert_found(found[n], [(one.ids, one.score) for one in alone])
-    assert translate(model, [], SearchSettings(), **MARKS, pad=PAD).n_best == []
+    assert translate(model, [], SearchSettings(), **MARKS, pad=PAD) == []
 
 
 def test_forbidden_ids_are_never_put_out_and_keep_their_probability() -> None:
