@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ala_encoder import signals
 from ala_encoder.keyed import keyed_permutation
 from ala_encoder.settings.train import BatchSplit
 
@@ -255,6 +256,7 @@ def step_batches(
         sampler=walk,
         num_workers=num_workers,
         generator=torch.Generator(),
+        worker_init_fn=signals.ignore if num_workers else None,
     )
     yield from loader
 

@@ -58,6 +58,7 @@ class Plain:
     module: nn.Module
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        ranks.check_signals()
         where = next(self.module.parameters(), torch.empty(0)).device
         logits: Tensor = self.module(**model_inputs(inputs, where))
         return logits

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from ala_encoder import glue, labelled
 from ala_encoder.batches import FIXED_EPOCH, Ids, Inputs
 from ala_encoder.errors import UserError
-from ala_encoder.language_model import Unigram
+from ala_encoder.language_model import Unigram, token_counts
 from ala_encoder.objectives import IGNORE, Corruption, check_labels, pad
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.tokenizer import Tokenizer
 
 _FIXED_SEED = 0
-_AT_ONCE = 1 << 24  # tokens counted at once: a corpus may be larger than memory
 
 
 class MaskedBlocks:
@@ -222,8 +221,6 @@ def unigram_loss(
     train: NDArray[np.unsignedinteger[Any]], valid: MaskedBlocks, vocab_size: int
 ) -> float:
     """Return the loss in nats of a unigram model of the training text on the validation targets."""
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for first in range(0, len(train), _AT_ONCE):
-        counts += np.bincount(train[first : first + _AT_ONCE], minlength=vocab_size)
+    counts = token_counts(train, vocab_size)
     counts[list(valid.corruption.special_ids)] = 0  # never a target
     return Unigram(counts).loss(valid.target_tokens(FIXED_EPOCH))

@@ -25,7 +25,7 @@ from ala_encoder import __version__, banks, glue
 from ala_encoder.errors import UserError
 from ala_encoder.files import folder_aside, read_json, write_json, write_text
 from ala_encoder.heads import HeadTable
-from ala_encoder.models import Classifier, Encoder, MaskedLM, Seq2Seq
+from ala_encoder.models import CausalLM, Classifier, Encoder, MaskedLM, Seq2Seq
 from ala_encoder.parameters import heads_without_qk
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.base import Section
@@ -33,7 +33,12 @@ from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.experiment import check_stack, check_stacks
 from ala_encoder.settings.exports import find_export
 from ala_encoder.settings.loader import check
-from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel
+from ala_encoder.settings.model import (
+    CausalModel,
+    EncoderDecoderModel,
+    EncoderModel,
+    ModelSettings,
+)
 from ala_encoder.settings.parallel import TranslationData
 from ala_encoder.settings.search import SearchSettings
 from ala_encoder.settings.task import TaskSettings
@@ -52,7 +57,7 @@ class AnyCard(Section):
     mlflow_run_id: str | None = None
     version: str = __version__
     vocab_size: int
-    encoder: AttentionSettings
+    model: ModelSettings
     data_name: str
     """Name of the data set in tables; says so when it was generated."""
     parameters: dict[str, int]
@@ -62,13 +67,18 @@ class AnyCard(Section):
 
     @property
     @abstractmethod
-    def family(self) -> str:
-        """The model's family."""
+    def sections(self) -> dict[str, AttentionSettings]:
+        """The attention settings by section."""
 
     @property
-    @abstractmethod
+    def family(self) -> str:
+        """The model's family."""
+        return self.model.family
+
+    @property
     def tables(self) -> dict[str, HeadTable]:
         """The head table of every section."""
+        return check_stacks(self.model, self.sections, self.model.max_length)
 
     @property
     @abstractmethod
@@ -82,17 +92,14 @@ class Card(AnyCard):
 
     kind: Literal["masked_lm", "classifier"]
     model: EncoderModel
+    encoder: AttentionSettings
     data: CorpusSettings | TaskSettings
     labels: tuple[str, ...] = ()
     """A classifier's classes in order; none: it gives one number (regression)."""
 
     @property
-    def family(self) -> str:
-        return self.model.family
-
-    @property
-    def tables(self) -> dict[str, HeadTable]:
-        return check_stacks(self.model, {"encoder": self.encoder}, self.model.max_length)
+    def sections(self) -> dict[str, AttentionSettings]:
+        return {"encoder": self.encoder}
 
     @property
     def about(self) -> str:
@@ -103,12 +110,31 @@ class Card(AnyCard):
 
 
 @final
+class CausalCard(AnyCard):
+    """Of a causal language model: enough to rebuild it and to evaluate it again."""
+
+    kind: Literal["causal_lm"] = "causal_lm"
+    model: CausalModel
+    decoder: AttentionSettings
+    data: CorpusSettings
+
+    @property
+    def sections(self) -> dict[str, AttentionSettings]:
+        return {"decoder": self.decoder}
+
+    @property
+    def about(self) -> str:
+        return f"A causal language model, variant `{self.variant}`, seed {self.seed}."
+
+
+@final
 class TranslationCard(AnyCard):
     """Of a translation model, or of one that is pretrained for it: enough to rebuild it, to
     translate, and to evaluate it again."""
 
     kind: Literal["seq2seq"] = "seq2seq"
     model: EncoderDecoderModel
+    encoder: AttentionSettings
     decoder: AttentionSettings
     cross: AttentionSettings
     data: TranslationData | CorpusSettings
@@ -136,16 +162,7 @@ class TranslationCard(AnyCard):
 
     @property
     def sections(self) -> dict[str, AttentionSettings]:
-        """The attention settings by section."""
         return {"encoder": self.encoder, "decoder": self.decoder, "cross": self.cross}
-
-    @property
-    def family(self) -> str:
-        return self.model.family
-
-    @property
-    def tables(self) -> dict[str, HeadTable]:
-        return check_stacks(self.model, self.sections, self.model.max_length)
 
     @property
     def about(self) -> str:
@@ -225,6 +242,37 @@ class TranslationExport:
         return state
 
 
+@dataclass(frozen=True)
+class CausalExport:
+    """A causal language model's export, read: its card, tokenizer and weights by name."""
+
+    folder: Path
+    card: CausalCard
+    tokenizer: Tokenizer
+    state: dict[str, Tensor]
+
+    def build(self) -> CausalLM:
+        """Return the model with its weights; raises UserError as `Export.build` does."""
+        return _filled(self._model, self._fitted, self.folder / WEIGHTS)
+
+    def pruned(self, prune: float, length: int) -> CausalExport:
+        """Return it with another `decoder.prune`; raises UserError where that does nothing in
+        texts of `length` tokens."""
+        decoder = self.card.decoder.model_copy(update={"prune": prune})
+        check_stack(self.card.model, decoder, length)
+        return replace(self, card=self.card.model_copy(update={"decoder": decoder}))
+
+    def _model(self) -> CausalLM:
+        return CausalLM(self.card.model, self.card.decoder, self.card.vocab_size)
+
+    def _fitted(self) -> dict[str, Tensor]:
+        path, model = self.folder / WEIGHTS, self.card.model
+        _check_layers(model.num_layers, self.state, path)
+        return banks.fitted(
+            self.state, self.card.tables["decoder"], model.dim, "stack.bank.", str(path)
+        )
+
+
 Built = TypeVar("Built", bound=nn.Module)
 AnyCardT = TypeVar("AnyCardT", bound=AnyCard)
 
@@ -276,14 +324,31 @@ def read_translation(path: Path) -> TranslationExport:
     return TranslationExport(*_read(path, TranslationCard))
 
 
-def read_any(path: Path) -> Export | TranslationExport:
+def read_causal(path: Path) -> CausalExport:
+    """Read a causal language model's export, in a run folder or not; raises UserError as `read`."""
+    return CausalExport(*_read(path, CausalCard))
+
+
+AnyExport = Export | CausalExport | TranslationExport
+
+
+def read_any(path: Path) -> AnyExport:
     """Read an export of any kind; raises UserError as `read`."""
-    return (read_translation if _kind(find_export(path)) in _KINDS[TranslationCard] else read)(path)
+    kind = _kind(find_export(path))
+    if kind in _KINDS[TranslationCard]:
+        return read_translation(path)
+    return read_causal(path) if kind in _KINDS[CausalCard] else read(path)
 
 
 _KINDS: dict[type[AnyCard], tuple[str, ...]] = {
     Card: ("masked_lm", "classifier"),
+    CausalCard: ("causal_lm",),
     TranslationCard: ("seq2seq",),
+}
+_READERS: dict[type[AnyCard], str] = {
+    Card: "read",
+    CausalCard: "read_causal",
+    TranslationCard: "read_translation",
 }
 
 
@@ -327,17 +392,17 @@ def _check_fit(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> No
 def readme(card: AnyCard) -> str:
     """A model card: what it is, what it was trained on, how to read it."""
     scores = [f"| {name} | {value} |" for name, value in card.scores.items()]
-    attention = card.encoder.layout or "a head table"
-    biases = ", ".join(bias.kind for bias in card.encoder.biases) or "none"
-    reader = "read_translation" if isinstance(card, TranslationCard) else "read"
+    section, settings = next(iter(card.sections.items()))
+    attention = settings.layout or ("full" if settings.heads is None else "a head table")
+    biases = ", ".join(bias.kind for bias in settings.biases) or "none"
     lines = [
         f"# {card.run_name}",
         "",
         card.about,
         "",
-        f"- attention: {attention}, {card.encoder.mask_operator}, distance bias: {biases}",
+        f"- attention: {attention}, {settings.mask_operator}, distance bias: {biases}",
         f"- parameters: {card.parameters['total']:,} in all, "
-        f"{card.parameters['encoder_attention']:,} in Q, K, V and output projections, "
+        f"{card.parameters[f'{section}_attention']:,} in Q, K, V and output projections, "
         f"{card.parameters['qk_groups']} Q/K groups",
         *_without_qk(card),
         f"- data: {card.data_name}",
@@ -347,7 +412,7 @@ def readme(card: AnyCard) -> str:
         "|---|---|",
         *scores,
         "",
-        f"Read it with `ala_encoder.export.{reader}(folder).build()`, score it with",
+        f"Read it with `ala_encoder.export.{_READERS[type(card)]}(folder).build()`, score it with",
         "`python -m pipelines.evaluate export=FOLDER`.",
     ]
     return "\n".join(lines) + "\n"
@@ -371,7 +436,7 @@ def check_task(card: Card, task: glue.Task) -> None:
         raise UserError(f"task {task.name}: has {wanted}; {card.run_name} was trained on {found}")
 
 
-def link_to(source: Export | TranslationExport) -> dict[str, str]:
+def link_to(source: AnyExport) -> dict[str, str]:
     """Return the MLflow tags that link a run to the one whose export it starts from."""
     tags = {"pretrained_run": source.card.run_name}
     if source.card.mlflow_run_id is not None:

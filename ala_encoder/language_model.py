@@ -31,8 +31,19 @@ def perplexity(loss_sum: float, count: int) -> float:
         return math.inf
 
 
+_AT_ONCE = 1 << 24  # tokens counted at once: a corpus may be larger than memory
+
+
+def token_counts(tokens: npt.NDArray[np.integer[Any]], vocab_size: int) -> npt.NDArray[np.int64]:
+    """Return how often each id of the vocabulary is among `tokens`: int64 [V]."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for first in range(0, len(tokens), _AT_ONCE):
+        counts += np.bincount(tokens[first : first + _AT_ONCE], minlength=vocab_size)
+    return counts
+
+
 class Unigram:
-    """The floor of a masked language model: token frequencies alone, with add-one smoothing.
+    """The floor of a language model: token frequencies alone, with add-one smoothing.
 
     p(v) = (counts[v] + 1) / (sum(counts) + V)    (Laplace; Jurafsky & Martin, ch. 3)
     """

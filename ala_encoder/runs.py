@@ -16,21 +16,23 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ala_encoder import averaging, export, ranks, reporting
+from ala_encoder import averaging, checkpoint, export, ranks, reporting, signals
 from ala_encoder import engine as engines
 from ala_encoder.attention import Attention, compile_long_runs
 from ala_encoder.engine import Engine
-from ala_encoder.errors import RunStopped, UserError
+from ala_encoder.errors import RunSaved, RunStopped, UserError
 from ala_encoder.evaluation import Plain, plain
-from ala_encoder.files import write_aside, write_json, write_text
+from ala_encoder.files import read_json, write_aside, write_json, write_text
+from ala_encoder.goal import Goal, Scores
 from ala_encoder.manifests import Manifest
 from ala_encoder.parallel_manifests import ParallelManifest
+from ala_encoder.progress import Outcome
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.loader import check, dump, flatten, read_plain
@@ -38,7 +40,7 @@ from ala_encoder.settings.parallel import TranslationData
 from ala_encoder.settings.train import split_batch
 from ala_encoder.tokenizer import Tokenizer
 from ala_encoder.tracking import NullLog, RunInfo, RunLog, is_open, null_log
-from ala_encoder.training import Goal, Outcome, Scores, fit, plan_of, total_steps
+from ala_encoder.training import fit, plan_of, total_steps
 
 _PACKAGES = (
     "torch",
@@ -89,7 +91,8 @@ def open_run(
             run_name=card.run_name,
             experiment=settings.tracking.experiment,
             params={**flatten(settings.model_dump(mode="json")), **named, **params},
-            tags=dict(tags or {}),
+            tags={**(tags or {}), **_started(folder)},
+            parent_run_id=os.environ.get("ALA_PARENT_RUN"),
         )
         log = RunLog(
             folder,
@@ -107,11 +110,54 @@ def open_run(
         ranks.on_main(prepare)
         torch.manual_seed(settings.seed)
         with log:
-            yield Run(folder, log)
+            try:
+                yield Run(folder, log)
+            except signals.Asked as asked:
+                _leave(folder, log, asked)
     finally:
         engines.stop()
 
 
+def _started(folder: Path) -> dict[str, str]:
+    """Return what MLflow is told of this start: how many there were before, and Slurm's job."""
+    restarts = len(list(folder.glob("environment-*.json")))
+    job = os.environ.get("SLURM_JOB_ID")
+    return {
+        **({"restarts": str(restarts)} if restarts else {}),
+        **({"slurm_job": job} if job else {}),
+    }
+
+
+def _leave(folder: Path, log: RunLog | NullLog, asked: signals.Asked) -> NoReturn:
+    """End a run that was asked to leave, on all ranks; raises RunSaved.
+
+    Raises RunStopped where the start before it was asked to leave at the same step: requeued once
+    more, the run would only come here again.
+    """
+
+    newest = checkpoint.newest(folder / "checkpoints")
+
+    def note() -> bool:
+        log.close("KILLED")
+        path = folder / _LEFT
+        left = read_json(path)["checkpoints"] if path.is_file() else []
+        left.append(None if newest is None else newest.name)
+        write_json(path, {"checkpoints": left})
+        return len(left) > 1 and left[-1] == left[-2]
+
+    # No rank ends before all is written: a launcher kills the others when one has ended.
+    is_stuck = ranks.on_main(note)
+    again = "start the same command again to go on"
+    if is_stuck:
+        raise RunStopped(
+            f"{asked}; all is saved, but nothing was done since the start before was asked to "
+            f"leave too: give it more time, then {again}"
+        )
+    raise RunSaved(f"{asked}; {again}")
+
+
+_LEFT = "left.json"
+"""The newest checkpoint at each time that signals ended the run."""
 _HARMLESS = (
     "tracking",
     "output",
@@ -260,6 +306,7 @@ def log_pairs(
             "pairs": record.pairs,
             "src_tokens": record.src.tokens,
             "trg_tokens": record.trg.tokens,
+            **({"credit": record.credit} if record.credit else {}),
         }
         digest = record.src.sha256[:8] + record.trg.sha256[:8]
         run.log.dataset(card.data_name, str(data.path), digest, profile, contexts[split])
@@ -326,16 +373,23 @@ def write_export(
 ) -> nn.Module:
     """Write `export/` from the best or the last weights, read it back, and return that model.
 
-    What is scored afterwards is the export itself, so a wrong one cannot pass; on all ranks.
+    What is scored afterwards is the export itself, so a wrong one cannot pass; on all ranks. Raises
+    RunStopped when a weight is not bitwise what was written.
     """
     best = outcome.best_weights
     last = engine.full_state() if best is None else {}
-    ranks.on_main(
-        lambda: export.write(
-            run.folder / "export", card, tokenizer, last if best is None else load_file(best)
-        )
-    )
-    model: nn.Module = export.read_any(run.folder / "export").build()
+    folder = run.folder / "export"
+
+    def write() -> None:
+        wanted = last if best is None else load_file(best)
+        export.write(folder, card, tokenizer, wanted)
+        found = export.read_any(folder).build().state_dict()
+        wrong = [name for name, value in wanted.items() if not torch.equal(found[name], value)]
+        if wrong:
+            raise RunStopped(f"{folder}: {wrong[0]} is not what was trained")
+
+    ranks.on_main(write)
+    model: nn.Module = export.read_any(folder).build()
     return model.to(engines.device())
 
 

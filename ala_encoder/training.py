@@ -12,22 +12,18 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from ala_encoder import averaging, checkpoint, ranks
+from ala_encoder import averaging, checkpoint, ranks, signals
 from ala_encoder.batches import (
     BatchPlan,
     Examples,
     Plan,
-    Position,
     StepBatch,
     TokenPlan,
     step_batches,
@@ -35,80 +31,16 @@ from ala_encoder.batches import (
 from ala_encoder.engine import Engine, Update
 from ala_encoder.errors import RunStopped, UserError, reason
 from ala_encoder.files import read_json, write_aside
-from ala_encoder.metrics import finite, is_better
-from ala_encoder.objectives import summed_loss
+from ala_encoder.goal import Goal
+from ala_encoder.metrics import is_better
 from ala_encoder.optim import learning_rate
+from ala_encoder.progress import Outcome, State, Window
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.train import BatchSplit, TokenTrainSettings, TrainSettings
 from ala_encoder.tracking import NullLog, RunLog
 
 _SKIPS_IN_A_ROW = 3
 _RESCALES_IN_A_ROW = 32
-Scores = Mapping[str, float | None]
-
-
-def unsmoothed(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the summed loss twice: what is trained is what is reported."""
-    loss, _ = summed_loss(logits, labels)
-    return loss, loss
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What is trained on and how progress is judged."""
-
-    examples: Examples
-    evaluate: Callable[[Engine], Scores]
-    identity: Mapping[str, Any]
-    """What a checkpoint must agree with to be resumed: model, data, seed."""
-    best_metric: str | None = None
-    """Keep the weights that were best by this score; None: the last ones are exported."""
-    best_mode: Literal["max", "min"] = "max"
-    best_loss: str = "eval_loss"
-    """The loss that the export of the best weights must score again."""
-    objective: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = unsmoothed
-    """(logits, labels) → the summed loss that is trained, and the one that is reported."""
-    evaluate_start: Callable[[Engine], Scores] | None = None
-    """What is evaluated before the first step; None: as later."""
-
-
-@dataclass
-class State:
-    """Everything the loop carries from step to step; stored in every checkpoint as JSON."""
-
-    step: int = 0
-    position: Position = field(default_factory=Position)
-    skipped: int = 0
-    """Steps whose gradient was not finite, or whose batch had no target."""
-    skipped_in_a_row: int = 0
-    best_score: float | None = None
-    best_step: int | None = None
-    best_loss: float | None = None
-    """`Goal.best_loss` of the best weights, which their export must score again."""
-    evaluated_step: int = -1
-    scores: dict[str, float | None] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the state for a checkpoint; a score that is not finite becomes None."""
-        return {**asdict(self), "scores": finite(self.scores)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> State:
-        """Return what `as_json` gave; raises ValueError for other keys or types."""
-        state = TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
-        if state.as_json() != data:  # a key is missing, or has another name
-            raise ValueError(f"its keys are not {', '.join(asdict(state))}")
-        return state
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a call of `fit` ended."""
-
-    state: State
-    finished: bool
-    """False when `stop_after` ended it early."""
-    best_weights: Path | None
 
 
 def plan_of(run: TrainingRun, examples: Examples) -> BatchPlan:
@@ -148,19 +80,33 @@ class Loop:
         self.total = total_steps(run, self.plan)
         self.state = State()
         self.window = Window()
+        self._drawn: dict[str, Tensor] | None = None
+        """The generators as a step found them, until it has ended."""
 
     # -- the loop --------------------------------------------------------------------------
 
     def fit(self) -> Outcome:
-        """Train from the newest checkpoint, or from the start, to the last step."""
+        """Train from the newest checkpoint, or from the start, to the last step.
+
+        Raises signals.Asked, on all ranks and after a save, where a signal ends it.
+        """
         self.resume()
-        if self.state.step == 0:
-            self.evaluate_if(True)
+        try:
+            return self._fit()
+        except signals.Asked:
+            if self._drawn is not None:  # in the middle of a step, which a resume begins again
+                self.engine.set_random_state(self._drawn)
+            self.save()
+            raise
+
+    def _fit(self) -> Outcome:
+        self._at_step()  # what a signal may have cut short
         stop = min(self.total, self.train.stop_after or self.total)
         with self._bar(stop) as bar:
             for batch in self._batches():
                 if self.state.step >= stop or self._is_stale():
                     break
+                ranks.check_signals()
                 self._step(batch)
                 bar.update(self.state.step - bar.n)
                 if self.window.shown:
@@ -193,9 +139,13 @@ class Loop:
             self.window.add(loss_sum, batch)
             if self.state.step % self.train.log_every == 0 or self.state.step == self.total:
                 self._log(update)
+        self._at_step()
+
+    def _at_step(self) -> None:
+        """Evaluate and save where this step is one of those that do; again, it changes nothing."""
         step, every, save_every = self.state.step, self.train.eval_every, self.train.save_every
         epoch_ended = self.state.position.index == 0 and self.train.epochs is not None
-        self.evaluate_if(step % every == 0 if every else epoch_ended)
+        self.evaluate_if(step == 0 or (step % every == 0 if every else epoch_ended))
         if save_every and step and step % save_every == 0:
             self._keep_weights()
             self.save()
@@ -204,13 +154,16 @@ class Loop:
         """Run forward and backward on every micro-batch, then update; returns this rank's loss."""
         self.engine.train()
         losses: list[Tensor] = []
+        self._drawn = self.engine.random_state()
         for number, inputs in enumerate(batch.micro_batches, 1):
-            logits = self.engine(inputs)
-            loss, reported = self.goal.objective(logits, inputs["labels"].to(logits.device))
+            if number > 1:
+                ranks.check_signals()
+            loss, reported = self.goal.losses(self.engine, inputs)
             is_last = number == len(batch.micro_batches)
             self.engine.backward(loss, batch.count, is_last=is_last)
             losses.append(reported.detach())
         update = self.engine.step(learning_rate(self.state.step + 1, self.run.optim, self.total))
+        self._drawn = None
         return float(sum(losses)), update
 
     def _skip(self, batch: StepBatch, update: Update | None, loss_sum: float) -> None:
@@ -351,35 +304,6 @@ class Loop:
             mininterval=seconds,
             dynamic_ncols=True,
         )
-
-
-class Window:
-    """Loss and speed since the last logged step: sums, so that the mean is over all tokens."""
-
-    def __init__(self) -> None:
-        self.shown = ""
-        self._restart()
-
-    def _restart(self) -> None:
-        self.loss_sum, self.count, self.tokens = 0.0, 0, 0
-        self.since = time.perf_counter()
-
-    def add(self, loss_sum: float, batch: StepBatch) -> None:
-        self.loss_sum += loss_sum
-        self.count += batch.count
-        self.tokens += batch.num_tokens
-
-    def leave_out(self, seconds: float) -> None:
-        """Do not count this time, which went to an evaluation or a checkpoint, as training."""
-        self.since += seconds
-
-    def close(self, rate: float) -> dict[str, float]:
-        """Return the window's values, summed over ranks, and start the next one."""
-        loss = ranks.all_sum([self.loss_sum])[0] / self.count
-        speed = self.tokens / max(time.perf_counter() - self.since, 1e-9)
-        self.shown = f"loss {loss:.3f}, lr {rate:.2e}, {speed:,.0f} tok/s"
-        self._restart()
-        return {"loss": loss, "learning_rate": rate, "train_tokens_per_second": speed}
 
 
 def fit(

@@ -2,6 +2,7 @@
 
 One process:   python -m pipelines.evaluate RUN_OR_EXPORT [split=test] [path=DATA] [task=ax]
 Pruned (ours): python -m pipelines.evaluate RUN_OR_EXPORT prune=1e-4
+Causal:        python -m pipelines.evaluate RUN_OR_EXPORT protocol=last_token lengths=[512,1024]
 Translation:   python -m pipelines.evaluate RUN_OR_EXPORT test_set=wmt14/full search.beam_size=8
 Many:          deepspeed --num_gpus N --module pipelines.evaluate …
 """
@@ -17,13 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ala_encoder.command import leave, run
 from ala_encoder.errors import UserError, nearest, shown
-from ala_encoder.settings.evaluate import EvaluateRun
+from ala_encoder.settings.evaluate import EvaluateRun, Protocol
 from ala_encoder.settings.exports import find_export
 from ala_encoder.settings.task import TaskSettings
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ala_encoder.evaluation import Forward, Plain
-    from ala_encoder.export import Export, TranslationExport
+    from ala_encoder.export import AnyExport, Export, TranslationExport
+    from ala_encoder.protocols import Found
+    from ala_encoder.settings.corpus import CorpusSettings
     from ala_encoder.translation import HeldOut
 
 _TEXT_SPLITS = ("valid", "train")
@@ -38,6 +43,7 @@ class _Data(NamedTuple):
     """Where SPLIT.json goes."""
     scores: Callable[[Plain, str], dict[str, float | None]]
     """Scores a split, and writes into the folder."""
+    protocol: Protocol | None = None
 
 
 def main(settings: EvaluateRun, as_json: bool) -> None:
@@ -52,14 +58,15 @@ def main(settings: EvaluateRun, as_json: bool) -> None:
     exported = export.read_any(settings.export)
     kind = exported.card.kind
     translates = isinstance(exported, export.TranslationExport) and exported.card.translates
-    if settings.prune is not None:
-        if not isinstance(exported, export.Export) or kind != "masked_lm":
-            raise UserError(f"prune: is measured on a language model, this is a {kind}")
-        exported = exported.pruned(settings.prune)
     for name in ("search", "test_set", "compound_split_bleu"):
         if getattr(settings, name) and not translates:
             which = " that only fills in spans" if kind == "seq2seq" else ""
             raise UserError(f"{name}: is for translation models, this is a {kind}{which}")
+    for name in ("protocol", "length", "lengths", "stride", "tokens"):
+        if getattr(settings, name) is not None and kind != "causal_lm":
+            raise UserError(f"{name}: is for causal language models, this is a {kind}")
+    if settings.prune is not None:
+        exported = _pruned(exported, settings, settings.prune)
     if isinstance(exported, export.TranslationExport) and translates:
         data = _pairs(exported, settings)
     elif isinstance(exported, export.Export) and kind == "classifier":
@@ -79,7 +86,9 @@ def main(settings: EvaluateRun, as_json: bool) -> None:
     name = exported.card.run_name
     if as_json:
         alone = {"split": data.splits[0]} if len(data.splits) == 1 else {}
-        about = {"run": name, **alone, "splits": data.splits, "data": data.name}
+        about: dict[str, Any] = {"run": name, **alone, "splits": data.splits, "data": data.name}
+        if data.protocol is not None:
+            about["protocol"] = data.protocol.model_dump()
         whys: dict[str, dict[str, str]] = {"undefined": {}, "notes": {}}
         for split in data.splits:
             written = read_json(data.folder / f"{split}.json")
@@ -87,9 +96,11 @@ def main(settings: EvaluateRun, as_json: bool) -> None:
                 why |= written[key]
         print(json.dumps({**about, "scores": metrics.finite(scores), **whys}, allow_nan=False))
         return
-    print(f"{name} on {' '.join(data.splits)} of {data.name}:")
+    how = "" if data.protocol is None else f", {data.protocol}"
+    print(f"{name} on {' '.join(data.splits)} of {data.name}{how}:")
+    width = max(24, *map(len, scores))
     for metric, value in scores.items():
-        print(f"  {metric:<24} {_shown(metric, value)}")
+        print(f"  {metric:<{width}} {_shown(metric, value)}")
     paths = (str(data.folder / f"{split}.json") for split in data.splits)
     print(f"written to {', '.join(paths)}")
 
@@ -98,11 +109,12 @@ def _shown(name: str, value: float | None) -> str:
     """Return a score in six digits, and a count, such as the targets of a perplexity, in full."""
     if value is None:
         return "undefined"
-    return format(value, ".0f" if name.endswith(("_targets", "_examples")) else ".6g")
+    is_count = name.partition("/")[0].endswith(("_targets", "_examples", "_bytes", "_words"))
+    return format(value, ".0f" if is_count else ".6g")
 
 
 def _folder(
-    exported: Export | TranslationExport,
+    exported: AnyExport,
     settings: EvaluateRun,
     name: str,
     data: dict[str, Any],
@@ -123,9 +135,24 @@ def _resolved(data: TaskSettings) -> dict[str, Any]:
     return {**data.model_dump(mode="json"), "path": path}
 
 
-def _text(exported: Export | TranslationExport, settings: EvaluateRun) -> _Data:
+def _pruned(exported: AnyExport, settings: EvaluateRun, prune: float) -> AnyExport:
+    from ala_encoder.export import CausalExport, Export
+
+    if isinstance(exported, CausalExport):
+        length, positions = exported.card.data.length, exported.card.model.max_length
+        return exported.pruned(prune, max(settings.causal_protocol(length, positions).lengths))
+    if not isinstance(exported, Export) or exported.card.kind != "masked_lm":
+        raise UserError(f"prune: is measured on a language model, this is a {exported.card.kind}")
+    return exported.pruned(prune)
+
+
+def _text(exported: AnyExport, settings: EvaluateRun) -> _Data:
     """Open the held-out text of a language model, or of one that fills in spans."""
-    from ala_encoder import corpus, denoising, evaluation, examples, manifests, metrics, ranks
+    from safetensors.numpy import save_file
+
+    from ala_encoder import corpus, evaluation, manifests, metrics, ranks
+    from ala_encoder.export import CausalExport
+    from ala_encoder.files import write_aside
     from ala_encoder.kernels import watch_pruning
     from ala_encoder.settings.corpus import CorpusSettings
 
@@ -138,33 +165,65 @@ def _text(exported: Export | TranslationExport, settings: EvaluateRun) -> _Data:
     if split not in _TEXT_SPLITS:
         allowed, hint = ", ".join(_TEXT_SPLITS), nearest(split, _TEXT_SPLITS)
         raise UserError(f"split = {shown(split)}: a {kind} is scored on {allowed}{hint}")
+    protocol: Protocol | None = None
+    if isinstance(exported, CausalExport):
+        protocol = settings.causal_protocol(data.length, exported.card.model.max_length)
     prepared = settings.path or data.path
     manifest = manifests.read(prepared)
     used, own = ({"path": str(path.resolve())} for path in (prepared, data.path))
+    title = manifest.name
     if settings.prune is not None:
         used["prune"] = str(settings.prune)
-    folder = _folder(exported, settings, manifest.name, used, own)
-    tokens = corpus.open_tokens(prepared, manifest, exported.tokenizer, verify=ranks.is_main())
-    task, given = "mlm", (tokens[split], data, exported.tokenizer)
-    score: Callable[[Forward, int], dict[str, float | None]]
-    if kind == "seq2seq":
-        task, texts = "denoise", denoising.validation_texts(*given)
-        score = lambda forward, size: denoising.denoising_scores(forward, texts, size)  # noqa: E731
-    else:
-        blocks = examples.validation_blocks(*given)
-        score = lambda forward, size: evaluation.masked_lm_scores(forward, blocks, size)  # noqa: E731
+    if protocol is not None and protocol != Protocol(lengths=(data.length,)):
+        used["protocol"] = str(protocol)
+        title += f" {protocol.name}"
+    folder = _folder(exported, settings, title, used, own)
+    arrays = corpus.open_tokens(prepared, manifest, exported.tokenizer, verify=ranks.is_main())
+    words = manifest.splits[split].words
+    task, score = _scoring(exported, data, protocol, arrays[split], words, settings.batch_size)
 
-    def scores(forward: Forward, split: str) -> dict[str, float | None]:
+    def scores(model: Plain, split: str) -> dict[str, float | None]:
         with watch_pruning() as attentions:
-            found = score(forward, settings.batch_size)
-        if exported.card.encoder.prune is not None:
+            found, single = score(model)
+        if any(section.prune is not None for section in exported.card.sections.values()):
             found |= evaluation.pruning_scores(attentions)
         if ranks.is_main():
             written = {name: metrics.Score(value) for name, value in found.items()}
-            evaluation.write_scores(folder, task, split, manifest.name, written)
+            how = {} if protocol is None else {"protocol": protocol.model_dump()}
+            evaluation.write_scores(folder, task, split, manifest.name, written, how)
+            if single:
+                path = folder / f"{split}.safetensors"
+                write_aside(path, lambda aside: save_file(single, aside))
         return found
 
-    return _Data(manifest.name, (split,), folder, scores)
+    return _Data(manifest.name, (split,), folder, scores, protocol)
+
+
+def _scoring(
+    exported: AnyExport,
+    data: CorpusSettings,
+    protocol: Protocol | None,
+    tokens: NDArray[Any],
+    words: int,
+    batch_size: int,
+) -> tuple[str, Callable[[Plain], Found]]:
+    """Return the objective of a model, and what scores it on a text."""
+    from ala_encoder import causal_lm, denoising, evaluation, examples, protocols
+    from ala_encoder.protocols import Found
+
+    tokenizer = exported.tokenizer
+    if protocol is not None:
+        for length in protocol.lengths:  # a misfit is told before the model is built
+            protocols.windows(protocol, tokens, length)
+        about = causal_lm.Text.of(tokens, tokenizer, words)
+        return "clm", lambda model: protocols.score(model, tokens, protocol, about, batch_size)
+    if exported.card.kind == "seq2seq":
+        texts = denoising.validation_texts(tokens, data, tokenizer)
+        return "denoise", lambda model: Found(
+            denoising.denoising_scores(model, texts, batch_size), {}
+        )
+    blocks = examples.validation_blocks(tokens, data, tokenizer)
+    return "mlm", lambda model: Found(evaluation.masked_lm_scores(model, blocks, batch_size), {})
 
 
 def _pairs(exported: TranslationExport, settings: EvaluateRun) -> _Data:
@@ -175,18 +234,19 @@ def _pairs(exported: TranslationExport, settings: EvaluateRun) -> _Data:
     for name in ("task", "dataset", "config", "revision"):
         if getattr(settings, name):
             raise UserError(f"{name}: does nothing for a seq2seq, which is scored on `path`")
+    if "batch_size" in settings.model_fields_set:
+        raise UserError("batch_size: does nothing for a seq2seq; search.batch_tokens does")
     search = card.search if settings.search is None else settings.search.over(card.search)
     is_test_set = settings.test_set is not None or settings.files is not None
-    splits, title, place = (_test_set if is_test_set else _prepared)(exported, settings)
+    splits, name, place = (_test_set if is_test_set else _prepared)(exported, settings)
     if settings.split is not None and settings.split not in splits:
         allowed, hint = ", ".join(splits), nearest(settings.split, splits)
         raise UserError(f"split = {shown(settings.split)}: there are {allowed}{hint}")
     used, own = (
-        {"path": str(one), "search": how.model_dump(mode="json")}
+        {"path": str(one), "search": how.model_dump(mode="json", exclude={"batch_tokens"})}
         for one, how in ((place, search), (card.pairs.path.resolve(), card.search))
     )
     task = "-".join(card.pairs.languages)
-    name = f"{title} {task}"
     metrics = (*bleu.METRICS, *([bleu.COMPOUND_SPLIT] if settings.compound_split_bleu else []))
     scoring = translation.Scoring(splits, search, search.batch_tokens, task, name, metrics)
     folder = _folder(exported, settings, name, used, own)
@@ -212,8 +272,9 @@ def _prepared(
         have, want = ("-".join(one.languages) for one in (data, card.pairs))
         raise UserError(f"path = {path}: holds {have}, {card.run_name} translates {want}")
     pairs = parallel_corpus.open_pairs(path, manifest, exported.tokenizer, verify=ranks.is_main())
-    splits = translation.held_out(data, pairs, exported.tokenizer, card.model.max_length)
-    return splits, path.name, str(path.resolve())
+    positions = card.model.max_length
+    splits = translation.held_out(data, manifest, pairs, exported.tokenizer, positions)
+    return splits, manifest.data_name(path), str(path.resolve())
 
 
 def _test_set(
@@ -237,7 +298,8 @@ def _test_set(
     positions = exported.card.model.max_length
     part = translation.from_files(text, languages, exported.tokenizer, positions, settings.test_set)
     where = " ".join(str(Path(one).resolve()) for one in (src, trg))
-    return {"test": part}, settings.test_set or Path(src).name, settings.test_set or where
+    name = f"{settings.test_set or Path(src).name} {'-'.join(languages)}"
+    return {"test": part}, name, settings.test_set or where
 
 
 def _labelled(exported: Export, settings: EvaluateRun) -> _Data:

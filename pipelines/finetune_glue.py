@@ -34,7 +34,7 @@ def main(settings: FinetuneRun) -> None:
         splits.locate(task, settings.data)
 
     from ala_encoder import finetuning, runs  # torch, once the paths are known to be there
-    from ala_encoder.training import Goal
+    from ala_encoder.goal import Goal
 
     start = finetuning.start_from(settings)
     found = splits.locate(task, settings.data, ranks.say)

@@ -30,8 +30,8 @@ def main(settings: TranslationRun) -> None:
 
     from ala_encoder import bleu, runs, transfer, translation
     from ala_encoder.files import read_json
+    from ala_encoder.goal import Goal, of_logits
     from ala_encoder.tokenizer import open_folder
-    from ala_encoder.training import Goal, of_logits
 
     tokenizer = open_folder(settings.tokenizer, ranks.say)
     start = transfer.start_from(settings, tokenizer)

@@ -1,4 +1,5 @@
-"""Pretrain an encoder as a masked language model, or an encoder-decoder to fill in spans.
+"""Pretrain an encoder as a masked language model, an encoder-decoder to fill in spans, or a causal
+language model.
 
 One process:   python -m pipelines.pretrain CONFIG.yaml [section.key=value …]
 Many:          deepspeed --num_gpus N --module pipelines.pretrain CONFIG.yaml …
@@ -13,7 +14,7 @@ from ala_encoder import ranks
 from ala_encoder.command import leave, run
 from ala_encoder.parameters import count
 from ala_encoder.settings.experiment import PretrainRun
-from ala_encoder.settings.model import EncoderModel
+from ala_encoder.settings.model import CausalModel, EncoderDecoderModel, EncoderModel
 from ala_encoder.settings.train import split_batch
 
 if TYPE_CHECKING:
@@ -21,12 +22,21 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ala_encoder.batches import Examples
-    from ala_encoder.evaluation import Forward
+    from ala_encoder.evaluation import Scored
     from ala_encoder.export import AnyCard
+    from ala_encoder.goal import Losses
+    from ala_encoder.manifests import Manifest
     from ala_encoder.tokenizer import Tokenizer
 
     Scores = dict[str, float | None]
-    Tokens = Mapping[str, NDArray[Any]]
+
+
+class _Text(NamedTuple):
+    """A prepared corpus."""
+
+    tokens: Mapping[str, NDArray[Any]]
+    tokenizer: Tokenizer
+    manifest: Manifest
 
 
 class _Task(NamedTuple):
@@ -34,78 +44,113 @@ class _Task(NamedTuple):
 
     build: Callable[[], nn.Module]
     train: Examples
-    evaluate: Callable[[Forward], Scores]
+    evaluate: Callable[[Scored], Scores]
+    """Scores, and what else is logged beside them under names with a slash."""
     floor: Callable[[], Scores]
     """Scores of no model."""
+    losses: Losses
 
 
 def main(settings: PretrainRun) -> None:
-    """Train, validate on held-out text that is always corrupted alike, and export."""
+    """Train, validate on held-out text that is the same for all variants, and export."""
     split_batch(settings.train, ranks.world_size())  # a misfit is told before anything is read
 
     from ala_encoder import corpus, runs, sources
+    from ala_encoder.goal import Goal
     from ala_encoder.tokenizer import open_folder
-    from ala_encoder.training import Goal
 
     tokenizer = open_folder(settings.tokenizer, ranks.say)
-    _ = tokenizer.mask_id  # a missing one is told before hours of text are read
+    # a missing one is told before hours of text are read
+    _ = tokenizer.eos_id if settings.objective == "clm" else tokenizer.mask_id
     source = sources.find_source(settings.data, ranks.say)
     manifest = corpus.prepare(
         settings.data.path, source, tokenizer, on_bad_row=settings.data.on_bad_row, say=ranks.say
     )
     tokens = corpus.open_tokens(settings.data.path, manifest, tokenizer, verify=ranks.is_main())
-    make = _masked if settings.objective == "mlm" else _denoised
-    task = make(settings, tokens, tokenizer)
+    task = _TASKS[settings.objective](settings, _Text(tokens, tokenizer, manifest))
     card = _card(settings, tokenizer, manifest.name)
 
-    def score(forward: Forward) -> Scores:
-        scores = task.evaluate(forward)
+    def score(trained: Scored) -> Scores:
+        found = task.evaluate(trained)
+        scores = {name: value for name, value in found.items() if "/" not in name}
         return {**scores, **task.floor()} if ranks.is_main() else scores
 
     with runs.open_run(settings, card, settings.objective) as job:
         runs.log_corpus(job, settings.data, manifest)
         identity = runs.identity(settings, tokenizer, manifest.train.sha256)
-        goal = Goal(task.train, task.evaluate, identity)
+        goal = Goal(task.train, task.evaluate, identity, losses=task.losses)
         runs.train(job, settings, task.build(), goal, card, tokenizer, score)
 
 
-def _masked(settings: PretrainRun, tokens: Tokens, tokenizer: Tokenizer) -> _Task:
+def _masked(settings: PretrainRun, text: _Text) -> _Task:
     from ala_encoder import evaluation, examples
+    from ala_encoder.goal import UNSMOOTHED
     from ala_encoder.models import MaskedLM
 
-    model, data = settings.model, settings.data
+    model, data, (tokens, tokenizer, _) = settings.model, settings.data, text
     assert isinstance(model, EncoderModel)
     valid = examples.validation_blocks(tokens["valid"], data, tokenizer)
     size = settings.train.eval_batch_size
     vocab_size = tokenizer.vocab_size
     return _Task(
-        build=lambda: MaskedLM(model, settings.encoder, vocab_size),
+        build=lambda: MaskedLM(model, settings.sections["encoder"], vocab_size),
         train=examples.training_blocks(tokens["train"], data, tokenizer, settings.seed),
-        evaluate=lambda forward: evaluation.masked_lm_scores(forward, valid, size),
+        evaluate=lambda trained: evaluation.masked_lm_scores(trained, valid, size),
         floor=lambda: {
             "eval_unigram_loss": examples.unigram_loss(tokens["train"], valid, vocab_size)
         },
+        losses=UNSMOOTHED,
     )
 
 
-def _denoised(settings: PretrainRun, tokens: Tokens, tokenizer: Tokenizer) -> _Task:
+def _denoised(settings: PretrainRun, text: _Text) -> _Task:
     from ala_encoder import denoising
+    from ala_encoder.goal import UNSMOOTHED
     from ala_encoder.models import Seq2Seq
 
-    model, data = settings.model, settings.data
-    assert not isinstance(model, EncoderModel)
+    model, data, (tokens, tokenizer, _) = settings.model, settings.data, text
+    assert isinstance(model, EncoderDecoderModel)
     valid = denoising.validation_texts(tokens["valid"], data, tokenizer)
     size = settings.train.eval_batch_size
     return _Task(
         build=lambda: Seq2Seq(model, settings.sections, tokenizer.vocab_size),
         train=denoising.training_texts(tokens["train"], data, tokenizer, settings.seed),
-        evaluate=lambda forward: denoising.denoising_scores(forward, valid, size),
+        evaluate=lambda trained: denoising.denoising_scores(trained, valid, size),
         floor=dict,
+        losses=UNSMOOTHED,
     )
 
 
+def _causal(settings: PretrainRun, text: _Text) -> _Task:
+    from ala_encoder import causal_lm
+    from ala_encoder.models import CausalLM
+
+    model, length, (tokens, tokenizer, manifest) = settings.model, settings.data.length, text
+    assert isinstance(model, CausalModel)
+    valid = causal_lm.blocks(tokens["valid"], length, "valid")
+    about = causal_lm.Text.of(tokens["valid"], tokenizer, manifest.valid.words)
+    size, vocab_size = settings.train.eval_batch_size, tokenizer.vocab_size
+
+    def evaluate(trained: Scored) -> Scores:
+        losses, observed = causal_lm.token_losses(trained, valid, size)
+        return {**causal_lm.causal_lm_scores(losses, valid, about), **observed}
+
+    return _Task(
+        build=lambda: CausalLM(model, settings.sections["decoder"], vocab_size),
+        train=causal_lm.blocks(tokens["train"], length, "train"),
+        evaluate=evaluate,
+        floor=lambda: {
+            "eval_unigram_loss": causal_lm.unigram_loss(tokens["train"], valid, vocab_size)
+        },
+        losses=causal_lm.losses,
+    )
+
+
+_TASKS = {"mlm": _masked, "denoise": _denoised, "clm": _causal}
+
+
 def _card(settings: PretrainRun, tokenizer: Tokenizer, data_name: str) -> AnyCard:
-    from ala_encoder.export import Card, TranslationCard
+    from ala_encoder.export import Card, CausalCard, TranslationCard
 
     about: dict[str, Any] = {
         "variant": settings.variant,
@@ -120,7 +165,7 @@ def _card(settings: PretrainRun, tokenizer: Tokenizer, data_name: str) -> AnyCar
     }
     if settings.objective == "mlm":
         return Card(kind="masked_lm", **about)
-    return TranslationCard(**about)
+    return CausalCard(**about) if settings.objective == "clm" else TranslationCard(**about)
 
 
 if __name__ == "__main__":

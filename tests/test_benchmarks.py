@@ -12,7 +12,15 @@ import torch
 
 from ala_encoder import engine
 from ala_encoder.kernels import shifted
-from benchmarks import attention, decoding, harness, nmt_training, pruning
+from benchmarks import (
+    attention,
+    chunked_loss,
+    decoding,
+    harness,
+    nmt_training,
+    parity,
+    pruning,
+)
 from tests.strings import ROOT
 
 
@@ -160,7 +168,9 @@ def test_results_go_between_the_marks_of_a_file_with_their_command(
         assert path.read_text() == f"# Title\n\n{start}\n\n{told}\n\n{end}\n\nprose\n"
 
 
-@pytest.mark.parametrize("name", ["attention", "decoding", "nmt_training", "pruning"])
+@pytest.mark.parametrize(
+    "name", ["attention", "chunked_loss", "decoding", "nmt_training", "parity", "pruning"]
+)
 def test_the_shipped_results_can_be_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness.torch.cuda, "is_available", lambda: False)
     assert harness.report(str(ROOT / "benchmarks" / f"{name}.md")).name == f"{name}.md"
@@ -246,6 +256,62 @@ def test_so_it_is_of_training(words: str, line: str, capsys: pytest.CaptureFixtu
 )
 def test_so_it_is_of_pruning(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in refused(pruning.main, words, capsys)
+
+
+def test_the_chunked_loss_is_counted_and_measured_where_there_is_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "--texts 1,2 --length 16 --vocab 40 --dim 4 --rounds 1 --json"
+    assert chunked_loss.main(words.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [record["texts"] for record in found] == [1, 2]
+    for record in found:
+        rows = 16 * record["texts"]
+        assert record["plain_tensors_mib"] >= 3 * rows * 40 * 4 / 2**20
+        assert all(0 <= record[name] < 1e-6 for name in ("loss", "dx", "dw"))
+        assert record["seconds"] > 0
+    monkeypatch.setattr(chunked_loss, "has_room", lambda *_: False)
+    assert chunked_loss.main(words.replace("--json", "").split()) == 0
+    rows = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith(("| 1", "| 2"))
+    ]
+    assert len(rows) == 2
+    assert all([cell.strip() for cell in row.split("|")[7:-1]] == ["-"] * 10 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--biases alibbi", "(did you mean 'alibi'?)"),
+        ("--trained 0", "--trained: '0'"),
+        ("--lengths 8,x", "--lengths: 'x'"),
+    ],
+)
+def test_so_it_is_of_parity(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert line in refused(parity.main, words, capsys)
+
+
+def test_parity_of_two_bits_is_learned_and_of_more_is_guessed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    threads = torch.get_num_threads()
+    words = "--biases learned,rotary --trained 2 --lengths 2,9 --steps 60 --texts 200 --json"
+    assert parity.main(words.split()) == 0
+    torch.set_num_threads(threads)
+    found = json.loads(capsys.readouterr().out)
+    assert [(r["bias"], r["length"]) for r in found] == [
+        ("learned", 2), ("rotary", 2), ("rotary", 9)
+    ]  # fmt: skip
+    for record in found:
+        assert record["first"] > 0.75 and record["loss"] < 0.6
+    assert found[0]["beyond"] is None
+    assert 0.4 < found[2]["beyond"] < 0.6
+
+
+def test_parity_is_counted_from_the_first_bit() -> None:
+    bits, odd = parity.drawn(3, 7, torch.Generator().manual_seed(0))
+    for row, told in zip(bits.tolist(), odd.tolist(), strict=True):
+        assert told == [sum(row[: n + 1]) % 2 for n in range(7)]
 
 
 def test_functions_take_turns_and_the_warm_up_does_not_count() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ala_encoder import engine as engines
 from ala_encoder.batches import Examples, Plan, Position, StepBatch, pieces
-from ala_encoder.engine import Engine, deepspeed_config
+from ala_encoder.engine import Engine, deepspeed_config, processes
 from ala_encoder.errors import RunStopped, UserError
 from ala_encoder.objectives import cross_entropy
 from ala_encoder.optim import learning_rate
@@ -358,7 +358,7 @@ def test_the_lock_of_a_killed_build_is_cleared_and_ours_is_kept(tmp_path: Path) 
     built.write_bytes(b"built")
     with (tmp_path / "ala_build.lock").open("w") as ours:
         fcntl.flock(ours, fcntl.LOCK_EX)
-        engines._clear_stale_locks(tmp_path)
+        processes._clear_stale_locks(tmp_path)
     assert not stale.exists()
     assert built.read_bytes() == b"built"
     assert (tmp_path / "ala_build.lock").exists()

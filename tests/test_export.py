@@ -22,13 +22,13 @@ from ala_encoder.errors import RunStopped, UserError
 from ala_encoder.export import Card
 from ala_encoder.files import read_json, write_json
 from ala_encoder.models import Classifier, MaskedLM
+from ala_encoder.progress import Outcome, State
 from ala_encoder.settings.experiment import PretrainRun
 from ala_encoder.settings.exports import find_export
 from ala_encoder.settings.task import TaskSettings
 from ala_encoder.settings.tokenizer import WordPieceSettings
 from ala_encoder.settings.train import split_batch
 from ala_encoder.tokenizer import Tokenizer, train
-from ala_encoder.training import Outcome, State
 from tests.launched import small
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,13 +19,14 @@ from ala_encoder.errors import UserError
 from ala_encoder.evaluation import plain
 from ala_encoder.finetuning import TaskData
 from ala_encoder.glue import TASKS
+from ala_encoder.goal import Goal
 from ala_encoder.models import Classifier
 from ala_encoder.settings.experiment import FinetuneRun
 from ala_encoder.settings.task import TaskSettings
 from ala_encoder.settings.train import split_batch
 from ala_encoder.splits import locate
 from ala_encoder.tracking import RunInfo, RunLog
-from ala_encoder.training import Goal, fit
+from ala_encoder.training import fit
 from tests.launched import small
 
 HEADER = "index\tsentence1\tsentence2\t"

@@ -21,15 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.nn import functional
 
-from ala_encoder import records
+from ala_encoder import causal_lm, evaluation, records
+from ala_encoder.batches import Plan, Position
 from ala_encoder.errors import UserError
 from ala_encoder.files import read_json
 from ala_encoder.optim import learning_rate
 from ala_encoder.settings.experiment import PretrainRun
 from ala_encoder.settings.loader import load
 from tests import referee
-from tests.launched import small
+from tests.launched import causal, small
 
 pytestmark = [
     pytest.mark.launch,
@@ -150,6 +152,36 @@ def test_e15_offload_and_recomputed_activations_change_no_loss(
     found = zero[1]
     expected = as_list(found["stages"]["0"]["losses"])
     assert as_list(found["offloaded"]) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("stage", "tied"), [(0, True), (3, True), (3, False)])
+def test_the_chunked_loss_trains_as_all_logits_would_and_scores_the_same_on_two_ranks(
+    stage: int, tied: bool, zero: tuple[Path, dict[str, Any]], started: None, tmp_path: Path
+) -> None:
+    folder, whole = zero
+    found = whole[f"causal{stage}{tied}"]
+    run = causal.settings(model={"tied_embeddings": tied})
+    tokenizer, tokens = small.data(folder)
+    windows = causal_lm.blocks(tokens[small.VALIDATION :], run.data.length, "train")
+    model = causal.model(run, tokenizer.vocab_size)
+    losses, moments = [], {}
+    walk = Plan(run.seed, len(windows), run.train.batch_size).walk(Position())
+    for step, (_, ids) in zip(range(1, 7), walk, strict=False):
+        model.zero_grad()
+        inputs = windows.collate(ids, 0)
+        logits = model(inputs["input_ids"]).flatten(0, 1)
+        loss = functional.cross_entropy(logits, inputs["labels"].flatten())
+        loss.backward()
+        losses.append(loss.item())
+        referee.adamw(model, run, step, learning_rate(step, run.optim, 6), moments)
+    assert list(found["losses"].values()) == pytest.approx(losses, rel=1e-6)
+    for rank in found["held"]:
+        assert len(rank) == 1 + (not tied)
+        assert all((numel == 0) == (stage == 3) for numel in rank.values())
+    alone = causal.scores(evaluation.plain(model.eval()), run, folder)
+    assert alone.keys() == found["scores"].keys()
+    assert {"eval_top5", "eval_gate", "alpha/0/0", "gate/1/3"} < alone.keys()
+    assert found["scores"] == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.parametrize("stage", "0123")

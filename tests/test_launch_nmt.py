@@ -53,3 +53,7 @@ def test_an_interrupted_run_is_the_unbroken_one_bitwise_its_mean_too(
 
 def test_a_model_learns_its_pairs_by_heart(found: dict[str, Any]) -> None:
     assert found["by_heart"] >= 95
+
+
+def test_no_shared_memory_stays_behind(found: dict[str, Any]) -> None:
+    assert found["left"] == []

@@ -22,6 +22,7 @@ from ala_encoder.errors import UserError
 from ala_encoder.glue import TASKS
 from ala_encoder.models import Classifier
 from ala_encoder.settings.compare import CompareRun
+from ala_encoder.settings.corpus import NamedText
 from ala_encoder.settings.evaluate import EvaluateRun
 from ala_encoder.settings.experiment import (
     FinetuneRun,
@@ -46,8 +47,13 @@ FINETUNED = [name for name in SHIPPED if name.startswith("glue/") or name == "de
 SCRATCH = ["small/sst2_scratch.yaml"]
 COMPARED = ["small/compare_glue.yaml"]
 TRANSLATION = [name for name in SHIPPED if name.startswith(("nmt/", "nmt_small/"))]
-CAUSAL = [name for name in SHIPPED if name.startswith(("wt103/", "extrapolation/"))]
-OTHERS = {*FINETUNED, *SCRATCH, *COMPARED, *TRANSLATION, *CAUSAL}
+TRANSLATION += ["demo/a3.yaml", "demo/l3.yaml"]
+CAUSAL = [
+    name
+    for name in SHIPPED
+    if name.startswith(("wt103/", "extrapolation/", "small/clm", "small/length"))
+]
+OTHERS = {*FINETUNED, *SCRATCH, *COMPARED, *TRANSLATION}
 PRETRAINED = [name for name in SHIPPED if name not in OTHERS]
 
 ATTENTION = {
@@ -69,6 +75,7 @@ TOTAL = {
     "wt103/baseline.yaml": 51_197_440,
     "wt103/distbias.yaml": 51_197_504,
     "wt103/gated_distbias.yaml": 51_230_336,
+    "wt103/1b.yaml": 1_010_280_448,  # as its plan of memory says
     # Chi et al.: stated
     "extrapolation/sinusoidal.yaml": 162_322_944,
 }
@@ -99,11 +106,12 @@ def invoke(
 
 def test_every_config_is_of_a_known_kind() -> None:
     assert len(SHIPPED) == len(PRETRAINED) + len(OTHERS) and set(SHIPPED) >= OTHERS
-    assert {name.split("/")[0] for name in PRETRAINED} == {"bert", "demo", "small"}
+    kinds = {"bert", "demo", "small", "wt103", "extrapolation"}
+    assert {name.split("/")[0] for name in PRETRAINED} == kinds
     assert {"demo/full.yaml", "demo/band6_tied.yaml", "demo/gated_distbias.yaml",
             "small/books.yaml"} < set(PRETRAINED)  # fmt: skip
-    # twelve layouts each of EN-DE, EN-RU and the small version, which has two biases besides
-    assert len(TRANSLATION) == 38
+    # twelve layouts each of EN-DE, EN-RU and the small version, which has two biases besides; demo
+    assert len(TRANSLATION) == 40
     assert {*ATTENTION, *TOTAL} <= set(SHIPPED)
 
 
@@ -113,6 +121,49 @@ def test_a_pretraining_config_loads(name: str, tmp_path: Path) -> None:
     assert settings.run_name == f"{settings.variant}-{settings.objective}-1337"
     dump(settings, tmp_path / "settings.yaml")
     assert load(tmp_path / "settings.yaml", [], PretrainRun) == settings
+
+
+SWEEPS = [
+    (name, line)
+    for name in SHIPPED
+    for line in re.findall(
+        r"^#   (variant=.+)$", (CONFIGS / name).read_text(encoding="utf-8"), re.MULTILINE
+    )
+]
+"""Further rows of a paper, which a config's comment gives as overrides."""
+
+
+def test_the_rows_that_the_sources_name_are_there() -> None:
+    rows = {shlex.split(line)[0].partition("=")[2] for _, line in SWEEPS}
+    rows |= {Path(name).stem for name in CAUSAL}
+    assert {f"alibi_shift{shift}" for shift in (-3, 2, 4, 6, 8)} <= rows
+    assert {f"alibi_equal{h}" for h in range(9)} <= rows
+    assert {"window", *(f"window{w}" for w in (80, 100, 120, 160, 320))} <= rows
+    assert {"sandwich64", "sandwich", "sandwich256", "sinusoidal", "learned", "rotary"} <= rows
+    assert {"alibi", "kerple_log", "kerple_power", "t5", "distbias", "gated_distbias"} <= rows
+    assert {"window160_1024", "alibi_shift6_2048"} <= rows
+    assert sum(name == "small/length.yaml" for name, _ in SWEEPS) == 10
+
+
+@pytest.mark.parametrize(("name", "line"), SWEEPS)
+def test_a_row_that_is_given_as_overrides_loads(name: str, line: str) -> None:
+    words = shlex.split(line)
+    plain = load(CONFIGS / name, [], PretrainRun)
+    settings = load(CONFIGS / name, words, PretrainRun)
+    assert settings.variant == words[0].partition("=")[2] != plain.variant
+    differ = {
+        key for key in PretrainRun.model_fields if getattr(settings, key) != getattr(plain, key)
+    }
+    assert differ in ({"variant", "decoder"}, {"variant", "decoder", "model"})
+
+
+@pytest.mark.parametrize("data", ["arxiv", "github"])
+def test_the_other_data_of_extrapolation_are_given_as_overrides(data: str) -> None:
+    text = (CONFIGS / "common" / "extrapolation.yaml").read_text(encoding="utf-8")
+    (line,) = re.findall(rf"^#   (data\.path=\S+/{data} .*)$", text, re.MULTILINE)
+    settings = load(CONFIGS / "extrapolation" / "alibi.yaml", shlex.split(line), PretrainRun)
+    assert isinstance(settings.data.source, NamedText)
+    assert (settings.data.source.config or "").lower() == data
 
 
 @pytest.mark.parametrize("name", FINETUNED)
@@ -141,7 +192,7 @@ def test_a_config_without_pretraining_loads_as_it_is(name: str) -> None:
     assert settings.model is not None
 
 
-@pytest.mark.parametrize("name", [*TRANSLATION, *CAUSAL, *PRETRAINED, *SCRATCH])
+@pytest.mark.parametrize("name", [*TRANSLATION, *PRETRAINED, *SCRATCH])
 def test_params_counts_a_config_and_states_the_sources_numbers(
     name: str, invoke: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -279,7 +330,7 @@ def test_ala_tells_the_nearest_name(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
-    assert err.startswith("error: no pipeline 'pretrian': allowed are compare, demo,")
+    assert err.startswith("error: no pipeline 'pretrian': allowed are analyze, compare, demo,")
     assert "did you mean 'pretrain'?" in err
 
 

@@ -707,9 +707,8 @@ def test_a_wrong_translation_setting_is_one_line(override: str, told: str) -> No
 @pytest.mark.parametrize(
     ("cls", "config", "line"),
     [
-        (PretrainRun, "wt103/baseline",
-         "'causal': needed here is 'encoder' or 'encoder_decoder'; no pipeline trains it yet"),
-        (FinetuneRun, "wt103/distbias", "'causal': needed here is 'encoder'; no pipeline trains"),
+        (FinetuneRun, "wt103/distbias",
+         "'causal': needed here is 'encoder'; `pretrain` trains it with objective: clm"),
         (PretrainRun, "nmt_small/a",
          "'encoder_decoder': needed with objective = 'mlm' is 'encoder'; objective: denoise"),
         (FinetuneRun, "nmt_small/a",
@@ -717,7 +716,7 @@ def test_a_wrong_translation_setting_is_one_line(override: str, told: str) -> No
         (TranslationRun, "small/books",
          "'encoder': needed here is 'encoder_decoder'; `pretrain` and `finetune_glue` train it"),
         (TranslationRun, "extrapolation/alibi",
-         "'causal': needed here is 'encoder_decoder'; no pipeline trains it yet, `params` counts"),
+         "'causal': needed here is 'encoder_decoder'; `pretrain` trains it with objective: clm"),
     ],
 )  # fmt: skip
 def test_a_model_that_a_pipeline_does_not_train_is_told_with_what_does(

@@ -19,13 +19,15 @@ from ala_encoder.batches import Inputs, Plan, Position, StepBatch
 from ala_encoder.engine import Engine
 from ala_encoder.errors import UserError
 from ala_encoder.files import read_json
+from ala_encoder.goal import Goal
 from ala_encoder.models import Classifier
 from ala_encoder.optim import learning_rate
+from ala_encoder.progress import Outcome
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.loader import read_plain
 from ala_encoder.settings.train import split_batch
 from ala_encoder.tracking import RunInfo, RunLog
-from ala_encoder.training import Goal, Loop, Outcome, fit, total_steps
+from ala_encoder.training import Loop, fit, total_steps
 from tests import referee
 from tests.launched import small
 from tests.referee import Ragged

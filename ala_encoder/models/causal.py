@@ -33,13 +33,23 @@ class CausalLM(nn.Module):
         segments: Tensor | None = None,
         trace: Trace | None = None,
         cache: Cache | None = None,
+        *,
+        next_ids: Tensor | None = None,
+        scored_ids: Tensor | None = None,
     ) -> Tensor:
         """input_ids, segments: int [B, T] → logits of each next token [B, T, V].
 
         segments: 0 is padding, equal numbers are one document; documents see nothing of another.
-        cache: of `stack.cache()`; the tokens come after those in it.
+        cache: of `stack.cache()`; the tokens come after those in it. next_ids: int [B, T], what
+        does come next, or IGNORE: their summed loss is returned in place of logits. scored_ids: the
+        same, of which the loss and the rank of each are returned [2, B, T]: see `Vocabulary`.
         """
-        return self.logits(self.hidden(input_ids, segments, trace, cache))
+        hidden = self.hidden(input_ids, segments, trace, cache)
+        if next_ids is not None:
+            return self.loss(hidden, next_ids)
+        if scored_ids is not None:
+            return self.loss(hidden, scored_ids, each=True)
+        return self.logits(hidden)
 
     def hidden(
         self,
@@ -57,6 +67,14 @@ class CausalLM(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., dim] → logits [..., V]."""
-        output = self.vocabulary if self.output is None else self.output
-        logits: Tensor = output(hidden)
+        logits: Tensor = self._output(hidden)
         return logits
+
+    def loss(self, hidden: Tensor, next_ids: Tensor, *, each: bool = False) -> Tensor:
+        """[..., dim], int [...] → the summed loss, or with `each` losses and ranks [2, ...]."""
+        loss: Tensor = self._output(hidden, labels=next_ids, each=each)
+        return loss
+
+    @property
+    def _output(self) -> Vocabulary:
+        return self.vocabulary if self.output is None else self.output

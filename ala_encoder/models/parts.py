@@ -7,25 +7,39 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ala_encoder.cache import Cache
+from ala_encoder.chunked_loss import chunked_cross_entropy, losses_and_ranks
 from ala_encoder.positions import LearnedPositions, SinusoidalPositions, counted
 from ala_encoder.settings.model import Transformer
 
 
 class Vocabulary(nn.Module):
-    """The vocabulary matrix: looks tokens up and gives logits.
+    """The vocabulary matrix: looks tokens up, gives logits, and the loss of labels without them.
 
-    Both go through `forward`, so that ZeRO-3 gathers the one matrix whenever it is needed.
+    All go through `forward`, so that ZeRO-3 gathers the one matrix whenever it is needed.
     """
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dim))
 
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        labels: Tensor | None = None,
+        *,
+        each: bool = False,
+    ) -> Tensor:
         """Token ids, int [...] → vectors [..., dim]; hidden states [..., dim] → logits [..., V].
 
-        bias: of each logit, [V].
+        bias: of each logit, [V]. labels: int [...]: hidden states → the summed loss of these in
+        place of logits, which are never all there (`chunked_loss`); or with `each` the loss and the
+        rank of each, [2, ...], without a gradient.
         """
+        if labels is not None:
+            assert bias is None
+            loss = losses_and_ranks if each else chunked_cross_entropy
+            return loss(x, self.weight, labels)
         if x.is_floating_point():
             return F.linear(x, self.weight, bias)
         return F.embedding(x, self.weight)

@@ -35,7 +35,8 @@ class AttentionSettings(Section):
     mask_operator: Literal["post_softmax", "pre_softmax"] = "post_softmax"
     """post_softmax: the local mask multiplies the weights (`keep`); pre_softmax: it hides keys."""
     biases: tuple[BiasSettings, ...] = ()
-    """Added to the scores before the softmax; several are summed."""
+    """Added to the scores before the softmax; several are summed. In place of one of Adaptive
+    Locality Attention, its own keys: `attn_variant`, `alpha_init` and so on (`source_keys`)."""
     ratio: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     """Cross-attention only: the offset of a bias is j − ratio·i, so ratio is keys for each query
     (ours)."""

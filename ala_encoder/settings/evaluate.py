@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from ala_encoder.errors import UserError
+from ala_encoder.settings.base import PositiveInt, Section
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.search import SearchSettings
 from ala_encoder.settings.task import RowSource, TaskSettings
+
+ProtocolName = Literal["blocks", "sliding", "last_token"]
+_FIXED_TOKENS = 2000
+
+
+class Protocol(Section):
+    """How a causal language model is scored, nothing left open; see `ala_encoder.protocols`."""
+
+    name: ProtocolName = "blocks"
+    lengths: tuple[int, ...]
+    """Tokens that a window reads, for each score."""
+    stride: int | None = None
+    """Of sliding: tokens from a window to the next."""
+    tokens: int | None = None
+    """Of last_token: how many tokens are predicted."""
+
+    def __str__(self) -> str:
+        more = {"stride": self.stride, "tokens": self.tokens}
+        given = "".join(f", {name} {value:,}" for name, value in more.items() if value is not None)
+        return f"{self.name} at {' '.join(map(str, self.lengths))}{given}"
 
 
 class EvaluateRun(RowSource):
@@ -24,7 +46,18 @@ class EvaluateRun(RowSource):
     """Another GLUE task with the same classes, such as ax for a classifier of mnli."""
     path: Path | None = None
     """Other data than the export was made with: a prepared corpus, or a folder of tables."""
-    batch_size: Annotated[int, Field(ge=1)] = 64
+    batch_size: PositiveInt = 64
+    protocol: ProtocolName | None = None
+    """Of a causal language model: windows that touch, windows that overlap (`stride`), or a fixed
+    set of tokens after exactly `length` others (`tokens`). None: blocks, as in its training."""
+    length: PositiveInt | None = None
+    """Of a causal language model: the tokens it reads at once; none: those of its training."""
+    lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
+    """Several of these in place of one; scores are named NAME/LENGTH."""
+    stride: PositiveInt | None = None
+    """Of `protocol: sliding`: tokens from a window to the next; none: half of the least length."""
+    tokens: PositiveInt | None = None
+    """Of `protocol: last_token`: how many are predicted, the same for every model; none: 2,000."""
     prune: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Of a language model, in place of the export's `encoder.prune`: what a query's attention
     weights may lose in sum; what that changes at most becomes part of the scores."""
@@ -37,8 +70,46 @@ class EvaluateRun(RowSource):
     """Of a translation model: also the tokenised BLEU that the literature has of WMT'14
     English-German, in which a-b is three words. It is not comparable with BLEU."""
     output: Path | None = None
-    """Folder of SPLIT.json and predictions; none: eval/ beside the export, or for other data or
-    with `prune` eval-DATA-DIGEST/, of both, so that no scores replace others."""
+    """Folder of SPLIT.json and predictions; none: eval/ beside the export, or for other data, with
+    `prune` or another protocol eval-DATA-DIGEST/, of all, so that no scores replace others."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> EvaluateRun:
+        for name, needed in (("stride", "sliding"), ("tokens", "last_token")):
+            if getattr(self, name) is not None and self.protocol != needed:
+                raise UserError(f"{name}: does nothing without protocol = {needed!r}")
+        lengths = self.lengths or ()
+        if lengths and self.length is not None:
+            raise UserError("length and lengths are both given: keep one")
+        if len(set(lengths)) < len(lengths):
+            raise UserError(f"lengths = {list(lengths)}: one of them is there twice")
+        return self
+
+    def causal_protocol(self, length: int, positions: int | None) -> Protocol:
+        """Return how a causal language model is scored that was trained on `length` tokens.
+
+        positions: learned ones, None: none are. Raises UserError for a length beyond them.
+        """
+        lengths = self.lengths or (self.length or length,)
+        if positions is not None and max(lengths) > positions:
+            name = "length" if self.lengths is None else "lengths"
+            raise UserError(
+                f"{name} = {max(lengths)}: the model has {positions} learned positions and cannot "
+                "read further (model.max_length)"
+            )
+        if self.protocol == "sliding":
+            stride = self.stride or max(1, min(lengths) // 2)
+            return Protocol(name="sliding", lengths=lengths, stride=stride)
+        if self.protocol == "last_token":
+            tokens = self.tokens or _FIXED_TOKENS
+            return Protocol(name="last_token", lengths=lengths, tokens=tokens)
+        return Protocol(lengths=lengths)
+
+    @model_validator(mode="after")
+    def _one_translation(self) -> EvaluateRun:
+        if self.search is not None:
+            self.search.for_scores()
+        return self
 
     def task_data(self, own: TaskSettings) -> TaskSettings:
         """Return a classifier's own data settings with what is given here in their place.

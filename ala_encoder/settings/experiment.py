@@ -26,7 +26,7 @@ from ala_encoder.settings.base import NonNegativeInt, Section
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.engine import EngineSettings, read_deepspeed
 from ala_encoder.settings.loader import check
-from ala_encoder.settings.model import EncoderDecoderModel, EncoderModel, ModelSettings
+from ala_encoder.settings.model import EncoderModel, ModelSettings
 from ala_encoder.settings.optim import OptimSettings
 from ala_encoder.settings.parallel import TranslationData
 from ala_encoder.settings.search import SearchSettings
@@ -36,10 +36,13 @@ from ala_encoder.settings.tracking import TrackingSettings
 from ala_encoder.settings.train import Rhythm, TokenTrainSettings, TrainSettings
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", max_length=100)]
-Objective = Literal["mlm", "denoise"]
+Objective = Literal["mlm", "denoise", "clm"]
 """What a model is pretrained for."""
-_FAMILIES = {"mlm": "encoder", "denoise": "encoder_decoder"}
+_FAMILIES = {"mlm": "encoder", "denoise": "encoder_decoder", "clm": "causal"}
 """Objective → the family of models that it pretrains."""
+_OBJECTIVES = {family: objective for objective, family in _FAMILIES.items()}
+_CORRUPTION = {"mlm": ("mask_probability", "mask_selection"), "denoise": ("spans",), "clm": ()}
+"""Objective → what of `data` says how text is corrupted for it."""
 
 
 def check_stack(
@@ -206,11 +209,13 @@ class PretrainRun(TrainingRun):
 
     objective: Objective = "mlm"
     """mlm: an encoder predicts masked tokens; denoise: an encoder-decoder gives back the whole text
-    of which spans are masked, and `finetune_nmt` goes on from it."""
-    model: Annotated[EncoderModel | EncoderDecoderModel, Field(discriminator="family")]
-    encoder: AttentionSettings = AttentionSettings()
+    of which spans are masked, and `finetune_nmt` goes on from it; clm: a causal model predicts each
+    token from those before it."""
+    model: ModelSettings
+    encoder: Annotated[AttentionSettings | None, Field(validate_default=True)] = None
+    """None: plain, where the model has an encoder."""
     decoder: AttentionSettings | None = None
-    """Causal self-attention of an encoder-decoder; none: plain."""
+    """Causal self-attention of a causal model or of an encoder-decoder; none: plain."""
     cross: AttentionSettings | None = None
     """What an encoder-decoder's decoder pays to the masked text; none: plain."""
     tokenizer: TokenizerSettings
@@ -219,18 +224,26 @@ class PretrainRun(TrainingRun):
 
     @field_validator("model")
     @classmethod
-    def _of_its_family(
-        cls, model: EncoderModel | EncoderDecoderModel, info: ValidationInfo
-    ) -> EncoderModel | EncoderDecoderModel:
+    def _of_its_family(cls, model: ModelSettings, info: ValidationInfo) -> ModelSettings:
         objective, family = info.data.get("objective"), model.family
         if objective is not None and family != _FAMILIES[objective]:
-            other = next(name for name in _FAMILIES if name != objective)
             trained = ", `finetune_nmt` trains it" if family == "encoder_decoder" else ""
             raise UserError(
                 f"model.family = {family!r}: needed with objective = {objective!r} is "
-                f"{_FAMILIES[objective]!r}; objective: {other} pretrains this one{trained}"
+                f"{_FAMILIES[objective]!r}; objective: {_OBJECTIVES[family]} pretrains this "
+                f"one{trained}"
             )
         return model
+
+    @field_validator("encoder")
+    @classmethod
+    def _plain_by_default(
+        cls, encoder: AttentionSettings | None, info: ValidationInfo
+    ) -> AttentionSettings | None:
+        model = info.data.get("model")
+        if encoder is None and model is not None and "encoder" in model.sections:
+            return AttentionSettings()
+        return encoder
 
     @model_validator(mode="after")
     def _fits(self) -> PretrainRun:
@@ -248,8 +261,8 @@ class PretrainRun(TrainingRun):
 
     @model_validator(mode="after")
     def _corrupts_one_way(self) -> PretrainRun:
-        others = ("spans",) if self.objective == "mlm" else ("mask_probability", "mask_selection")
-        for name in others:
+        own = _CORRUPTION[self.objective]
+        for name in (name for names in _CORRUPTION.values() for name in names if name not in own):
             if getattr(self.data, name) != CorpusSettings.model_fields[name].default:
                 raise UserError(f"data.{name}: does nothing with objective = {self.objective!r}")
         return self
@@ -330,6 +343,6 @@ class Preparation(Architecture):
             raise UserError(
                 f"data: model.family = {family!r} needs parallel text, or objective: denoise"
             )
-        if self.objective is not None or family == "encoder":
+        if self.objective is not None or family != "encoder_decoder":
             check(self.model_dump(mode="json", exclude_unset=True), PretrainRun)
         return self

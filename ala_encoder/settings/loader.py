@@ -25,6 +25,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from ala_encoder.errors import UserError, closest, cut, nearest, reason, shown
+from ala_encoder.settings.source_keys import understood
 
 Settings = TypeVar("Settings", bound=BaseModel)
 _BASE = "base"
@@ -35,7 +36,7 @@ _MAX_BRACKETS = 500
 _MAX_SHOWN = 80  # characters of a value or a key in a message
 _TRAINED_BY = {
     "encoder": "`pretrain` and `finetune_glue` train it",
-    "causal": "no pipeline trains it yet, `params` counts it",
+    "causal": "`pretrain` trains it with objective: clm",
     "encoder_decoder": "`finetune_nmt` trains it, and `pretrain` with objective: denoise",
 }
 _OTHER_YAML = re.compile(r"%YAML(?!\s+1\.2\s*$).*", re.MULTILINE)
@@ -44,10 +45,11 @@ _OTHER_YAML = re.compile(r"%YAML(?!\s+1\.2\s*$).*", re.MULTILINE)
 def load(path: Path, overrides: Sequence[str], cls: type[Settings]) -> Settings:
     """Return `cls` filled from the YAML file at `path` and overrides such as `optim.eps=1e-6`.
 
-    A file may name another one under `base:` (relative to itself), whose values it changes.
-    Raises UserError for anything unreadable, unknown, of the wrong type or impossible.
+    A file may name another one under `base:` (relative to itself), whose values it changes. Keys of
+    Adaptive Locality Attention are understood (`source_keys`). Raises UserError for anything
+    unreadable, unknown, of the wrong type or impossible.
     """
-    return check(apply_overrides(_read_file(path, seen=()), overrides), cls)
+    return check(understood(apply_overrides(_read_file(path, seen=()), overrides)), cls)
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

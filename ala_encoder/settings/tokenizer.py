@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ala_encoder.settings.base import PositiveInt, Section
+from ala_encoder.settings.base import NonNegativeInt, PositiveInt, Section
 
 
 class WordPieceSettings(Section):
@@ -77,6 +77,11 @@ class PretrainedSettings(Section):
     """A folder, or a name of the Hugging Face hub."""
     revision: str | None = None
     """Commit or tag on the hub; none: the newest."""
+    complete: bool = True
+    """Whether pad, cls, sep and mask are appended where it lacks them; a causal model needs sep
+    alone, which GPT-2 has."""
+    unused: NonNegativeInt = 0
+    """Pieces appended that no text has, for a round number of them; of byte-level BPE alone."""
     vocab_size: PositiveInt | None = None
     """Size of the copy, which must have it: for `params`, which reads no files."""
 

@@ -141,6 +141,23 @@ class ByteBPE(Tokenizer):
         made = ByteBPE(pieces, self.merges, self.special._replace(**new), self.origin)
         return made, list(missing.values())
 
+    def with_unused(self, count: int) -> ByteBPE:
+        """This tokenizer with so many pieces more that no text has: special tokens without a role.
+
+        Raises UserError when it has pieces of their names.
+        """
+        unused = [f"<|unused{number}|>" for number in range(count)]
+        taken = set(unused) & set(self.pieces)
+        if taken:
+            raise UserError(f"{self.origin}: has a piece {min(taken)} already")
+        return ByteBPE((*self.pieces, *unused), self.merges, self.special, self.origin)
+
+    def piece_bytes(self) -> list[int]:
+        return [
+            0 if index in self.special_ids else len(piece)  # a letter is a byte
+            for index, piece in enumerate(self.pieces)
+        ]
+
     @property
     def vocab_size(self) -> int:
         return len(self.pieces)

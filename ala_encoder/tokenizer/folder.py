@@ -86,12 +86,11 @@ def make(
     """Train on texts, or copy a published tokenizer and append the special tokens it lacks.
 
     The caller holds the lock of `settings.path`, which does not exist. Raises UserError as `train`,
-    `fetch` and `load` do, for a copy of another size, and when the folder cannot be written.
+    `fetch` and `load` do, for a copy of another size, for `unused` pieces of another kind than
+    byte-level BPE, and when the folder cannot be written.
     """
     if isinstance(settings, PretrainedSettings):
-        tokenizer, added = load(fetch(settings.name, settings.revision)).completed()
-        if added:
-            say(f"appended {', '.join(added)}: {tokenizer.vocab_size:,} pieces")
+        tokenizer = _copied(settings, say)
     else:
         tokenizer = train(settings, texts, say)
     _check(tokenizer, settings)
@@ -99,6 +98,24 @@ def make(
     with folder_aside(settings.path) as aside:
         tokenizer.save(aside)
         write_json(aside / MADE_WITH, _recorded(settings))
+
+
+def _copied(settings: PretrainedSettings, say: Callable[[str], None]) -> Tokenizer:
+    """Return a published tokenizer with what is to be appended."""
+    tokenizer, added = load(fetch(settings.name, settings.revision)), list[str]()
+    if settings.complete:
+        tokenizer, added = tokenizer.completed()
+    if settings.unused:
+        if not isinstance(tokenizer, ByteBPE):
+            raise UserError(
+                f"tokenizer.unused = {settings.unused}: is for byte_bpe alone, "
+                f"{settings.name} is {tokenizer.kind}"
+            )
+        tokenizer = tokenizer.with_unused(settings.unused)
+        added.append(f"{settings.unused} unused")
+    if added:
+        say(f"appended {', '.join(added)}: {tokenizer.vocab_size:,} pieces")
+    return tokenizer
 
 
 def _recorded(settings: TokenizerSettings) -> dict[str, object]:

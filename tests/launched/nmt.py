@@ -17,13 +17,15 @@ from ala_encoder import averaging, parallel_corpus, ranks, runs, translation
 from ala_encoder import engine as engines
 from ala_encoder.command import leave
 from ala_encoder.engine import Engine
+from ala_encoder.engine.processes import shared_buffer
+from ala_encoder.goal import Goal, of_logits
 from ala_encoder.models import Seq2Seq
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.train import split_batch
 from ala_encoder.settings.translation import TranslationRun
 from ala_encoder.tokenizer import Tokenizer, load, train
 from ala_encoder.tracking import NullLog, RunInfo, RunLog, null_log
-from ala_encoder.training import Goal, Loop, of_logits
+from ala_encoder.training import Loop
 from tests import pairs
 from tests.launched import small
 
@@ -123,6 +125,8 @@ def by_heart(home: Path) -> float:
 def main(home: Path) -> None:
     engines.start()
     found: dict[str, Any] = {"world_size": ranks.world_size()}
+    ranks.barrier()
+    found["left"] = [str(path) for path in map(shared_buffer, range(2)) if path.exists()]
     for stage in (0, 2):
         run = settings(home, engine={"zero_stage": stage})
         whole = loop(run, home / f"whole{stage}")

@@ -16,14 +16,16 @@ from ala_encoder.engine import Engine
 from ala_encoder.evaluation import masked_lm_scores
 from ala_encoder.examples import training_blocks, validation_blocks
 from ala_encoder.generated import generated_text
+from ala_encoder.goal import Goal
 from ala_encoder.models import MaskedLM
+from ala_encoder.progress import Outcome
 from ala_encoder.settings.experiment import PretrainRun
 from ala_encoder.settings.loader import check
 from ala_encoder.settings.tokenizer import WordPieceSettings
 from ala_encoder.settings.train import split_batch
 from ala_encoder.tokenizer import Tokenizer, load, train
 from ala_encoder.tracking import EVENTS, NullLog, RunInfo, RunLog, null_log
-from ala_encoder.training import Goal, Loop, Outcome
+from ala_encoder.training import Loop
 
 SETTINGS: dict[str, Any] = {
     "variant": "small",

@@ -1,4 +1,5 @@
-"""On every rank: all ZeRO stages, resume, offload, and a gradient that is not finite.
+"""On every rank: all ZeRO stages, resume, offload, a gradient that is not finite, and a causal
+model, whose loss is made inside of its vocabulary.
 
 Started by the deepspeed launcher with a folder; rank 0 leaves zero.json there.
 """
@@ -16,7 +17,7 @@ from ala_encoder import engine as engines
 from ala_encoder import ranks
 from ala_encoder.command import leave
 from ala_encoder.errors import RunStopped
-from tests.launched import small
+from tests.launched import causal, small
 
 ZERO3 = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 SHARED = ("vocabulary.weight", "bank.projections.0.q_proj.weight")
@@ -104,6 +105,20 @@ def offload(folder: Path) -> None:
     small.fit(small.loop(small.settings(engine=engine), folder / "offloaded", folder))
 
 
+def causal_run(folder: Path, stage: int, tied: bool) -> dict[str, Any]:
+    """Train a causal language model for six steps; return what rank 0 saw."""
+    settings = causal.settings(**sections(stage, model={"tied_embeddings": tied}))
+    job = causal.loop(settings, folder / f"causal{stage}{tied}", folder)
+    small.fit(job)
+    names = ("vocabulary.weight", "output.weight")
+    parameters = job.engine.module.named_parameters()
+    kept = {name: parameter.numel() for name, parameter in parameters if name in names}
+    found = {"held": ranks.gather(kept), "scores": job.state.scores}
+    if ranks.is_main():
+        found["losses"] = small.losses(folder / f"causal{stage}{tied}")
+    return found
+
+
 def main(folder: Path) -> None:
     engines.start()
     found: dict[str, Any] = {"world_size": ranks.world_size(), "stages": {}, "poisoned": {}}
@@ -113,6 +128,8 @@ def main(folder: Path) -> None:
     for stage in (0, 2):
         found["poisoned"][f"skip{stage}"] = poison(folder, stage, "skip")
     offload(folder)
+    for stage, tied in ((0, True), (3, True), (3, False)):
+        found[f"causal{stage}{tied}"] = causal_run(folder, stage, tied)
     if ranks.is_main():
         found["offloaded"] = small.losses(folder / "offloaded")
         (folder / "zero.json").write_text(json.dumps(found), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The only file that knows DeepSpeed: processes, precision, ZeRO, exact gradients, full weights.
+"""A model under DeepSpeed: exact gradients, updates of finite ones alone, full weights.
 
 For: turning a model and settings into something that takes (loss sum, global count) and updates
 only when the gradient is finite. Not for: the loop (`training`) or folders (`checkpoint`).
@@ -12,17 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fcntl
-import io
-import logging
 import math
-import os
 import re
-import sys
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +26,12 @@ from torch import Tensor, nn
 from ala_encoder import optim, ranks
 from ala_encoder.batches import model_inputs
 from ala_encoder.blocks import checkpoint_activations
+from ala_encoder.engine.configuration import choose_precision, deepspeed_config
+from ala_encoder.engine.processes import device, has_cuda
 from ala_encoder.errors import RunStopped, UserError, reason
 from ala_encoder.memory import keep_freed_memory
-from ala_encoder.settings.engine import EngineSettings
 from ala_encoder.settings.experiment import TrainingRun
 from ala_encoder.settings.train import BatchSplit
-
-_SHM = "deepspeed_shm_comm"
-_COLLECTIVE_TIMEOUT = timedelta(seconds=600)
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,12 @@ class Engine:
         return module
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the model's logits; tensors are moved to the device, `labels` stay behind."""
+        """Return the model's logits; tensors are moved to the device, `labels` stay behind.
+
+        Raises signals.Asked in an evaluation, on all ranks.
+        """
+        if not self.module.training:
+            ranks.check_signals()
         logits: Tensor = self._engine(**model_inputs(inputs, self._device))
         return logits
 
@@ -255,151 +251,3 @@ def _optimizer(model: nn.Module, run: TrainingRun) -> torch.optim.Optimizer:
         )
         return cpu_adam
     return optim.adamw(model, run.optim)
-
-
-def choose_precision(settings: EngineSettings) -> str:
-    """Return float32, bf16 or fp16; raises UserError where the device has no such arithmetic."""
-    has_bf16 = has_cuda() and torch.cuda.is_bf16_supported(including_emulation=False)
-    if settings.precision == "auto":
-        return "bf16" if has_bf16 else "float32"
-    if settings.precision == "bf16" and has_cuda() and not has_bf16:
-        raise UserError("engine.precision = 'bf16': this GPU has none; allowed: float32, fp16")
-    if settings.precision == "fp16" and not has_cuda():
-        raise UserError("engine.precision = 'fp16': needs CUDA; allowed here: float32, bf16")
-    return settings.precision
-
-
-def deepspeed_config(
-    run: TrainingRun, split: BatchSplit, world_size: int, precision: str
-) -> dict[str, Any]:
-    """Return the whole DeepSpeed configuration: the user's keys, and those the settings own."""
-    assert not isinstance(run.deepspeed, str), "the settings read the file"
-    config = copy.deepcopy(run.deepspeed or {})
-    zero: dict[str, Any] = {"stage": run.engine.zero_stage}
-    if run.engine.offload_optimizer == "cpu":
-        zero["offload_optimizer"] = {"device": "cpu"}
-        config.setdefault("zero_force_ds_cpu_optimizer", has_cuda())
-    if run.engine.offload_parameters == "cpu":
-        zero["offload_param"] = {"device": "cpu"}
-    own = {
-        "train_micro_batch_size_per_gpu": split.micro,
-        "gradient_accumulation_steps": split.accumulation,
-        "train_batch_size": split.micro * split.accumulation * world_size,
-        # DeepSpeed 0.19 clips at 1.0 when the key is left out; 0 turns it off.
-        "gradient_clipping": run.optim.clip_grad_norm,
-        "zero_optimization": zero,
-        "fp16": {"enabled": precision == "fp16"},
-        "bf16": {"enabled": precision == "bf16"},
-    }
-    for key, value in own.items():
-        if isinstance(value, dict):
-            value = {**config.get(key, {}), **value}
-        config[key] = value
-    return config
-
-
-# ---------------------------------------------------------------------------------------------
-# Processes
-# ---------------------------------------------------------------------------------------------
-
-
-def start(cache: Path = Path(".cache")) -> None:
-    """Bring up torch.distributed through DeepSpeed, under a launcher or in one plain process."""
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str((cache / "torch_extensions").resolve()))
-    if not has_cuda():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no other
-    # DeepSpeed 0.19 uses names that torch 2.13 deprecates; no user of this project can change it.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    with _quiet_imports():
-        import deepspeed
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    if torch.distributed.is_initialized():
-        return
-    _share_cores()
-    is_alone = "RANK" not in os.environ
-    if is_alone:
-        # One process needs no port; DeepSpeed would look for mpi4py if these were not set.
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-        backend = "nccl" if has_cuda() else "gloo"
-        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-    if has_cuda():
-        torch.cuda.set_device(ranks.local_rank())
-    else:
-        _shared_memory(needed=not is_alone)
-    with contextlib.redirect_stdout(io.StringIO()):
-        deepspeed.init_distributed(timeout=_COLLECTIVE_TIMEOUT, verbose=False)
-
-
-def has_cuda() -> bool:
-    """Tell whether to compute on a GPU; DS_ACCELERATOR=cpu keeps to the processor."""
-    return os.environ.get("DS_ACCELERATOR", "cuda") == "cuda" and torch.cuda.is_available()
-
-
-def device() -> torch.device:
-    """Return where this rank computes."""
-    return torch.device("cuda" if has_cuda() else "cpu")
-
-
-def stop() -> None:
-    """Leave the process group, so that a clean end is a silent one."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def _share_cores() -> None:
-    """Give each rank of a machine its part of the cores, unless OMP_NUM_THREADS says otherwise."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0))
-        torch.set_num_threads(max(1, cores // ranks.local_world_size()))
-
-
-def _shared_memory(*, needed: bool) -> None:
-    """Build DeepSpeed's shared-memory collectives once, under a lock; go without on failure.
-
-    A killed build leaves torch's own lock file behind, on which every later start waits for ever.
-    Whoever holds our lock (which the kernel drops with its process) knows that nobody builds, so
-    any such file is stale.
-    """
-    import deepspeed.ops
-    from deepspeed.accelerator import get_accelerator
-
-    if not needed or not deepspeed.ops.__compatible_ops__.get(_SHM, False):
-        deepspeed.ops.__compatible_ops__[_SHM] = False
-        return
-    folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "ala_build.lock").open("w") as ours:
-        fcntl.flock(ours, fcntl.LOCK_EX)
-        _clear_stale_locks(folder)
-        if not list(folder.glob(f"**/{_SHM}*.so")):
-            print(
-                "building DeepSpeed's shared-memory collectives, once, about a minute …",
-                file=sys.stderr,
-                flush=True,
-            )
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
-        except (RuntimeError, OSError, ImportError) as error:
-            print(
-                f"cannot build DeepSpeed's shared-memory collectives ({reason(error)}); "
-                "going on with gloo alone, slower",
-                file=sys.stderr,
-                flush=True,
-            )
-            deepspeed.ops.__compatible_ops__[_SHM] = False
-
-
-def _clear_stale_locks(folder: Path) -> None:
-    """Delete the lock files of builds that were killed; only for whoever holds our own lock."""
-    for stale in folder.glob("**/lock"):
-        stale.unlink()
-
-
-@contextlib.contextmanager
-def _quiet_imports() -> Iterator[None]:
-    """DeepSpeed's import warns about things no user of this project can change."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
