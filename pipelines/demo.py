@@ -27,8 +27,8 @@ def main(settings: DemoRun) -> None:
     """Run every stage as a user would type it, and show the report."""
     started = time.monotonic()
     say(
-        "This trains three small encoders and two translation models on the processor; they differ "
-        "only in\ntheir encoders' attention:\n"
+        "This trains three small encoders, then two translation models, on the processor. Among "
+        "themselves\nthey differ in their encoders' attention:\n"
         "  full            every head sees every token\n"
         "  band6_tied      heads see 6 tokens to each side; all layers but the last share one "
         "(W_q, W_k)\n"
@@ -36,7 +36,7 @@ def main(settings: DemoRun) -> None:
         "  a3              every head sees every token (translation)\n"
         "  l3              heads see at most 2 tokens to each side; all share one (W_q, W_k)\n"
         "The three are pretrained by masked language modelling and fine-tuned on sentiment. Of the "
-        "two,\na3 learns to translate from scratch, l3 from an encoder that was pretrained."
+        "two,\na3 learns to translate from scratch, and l3 starts from an encoder pretrained so."
     )
     folders = [*_encoders(settings), *_translators(settings)]
     say("6/6  The comparison.")
