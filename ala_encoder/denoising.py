@@ -25,9 +25,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ala_encoder import translation
 from ala_encoder.batches import Ids, Inputs
-from ala_encoder.evaluation import Forward, loss_scores
+from ala_encoder.evaluation import Forward, loss_scores, token_loss
 from ala_encoder.keyed import keyed_uniform
 from ala_encoder.objectives import IGNORE
 from ala_encoder.settings.corpus import CorpusSettings, SpanSettings
@@ -238,4 +237,4 @@ def denoising_scores(
     """Return `loss_scores` over all tokens of the texts, in batches of as many tokens as
     `batch_size` of the longest text have."""
     batch_tokens = batch_size * int(texts.lengths().max())
-    return loss_scores(translation.pairs_loss(forward, texts, batch_tokens))
+    return loss_scores(token_loss(forward, texts, batch_tokens))

@@ -18,14 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from ala_encoder import ranks
-from ala_encoder.batches import FIXED_EPOCH, Examples, Ids, model_inputs, pieces
+from ala_encoder.batches import FIXED_EPOCH, Examples, Ids, TokenPlan, model_inputs, pieces
 from ala_encoder.files import write_json
 from ala_encoder.kernels import Pruning
 from ala_encoder.language_model import perplexity
 from ala_encoder.metrics import Score, finite
-from ala_encoder.objectives import summed_loss
+from ala_encoder.objectives import cross_entropy, summed_loss
 from ala_encoder.settings.train import BatchSplit
 
+_ROWS = 512
+"""Targets whose loss is taken at once, in float64."""
 Forward = Callable[[Mapping[str, Tensor]], Tensor]
 
 
@@ -88,6 +90,31 @@ def language_model_loss(forward: Forward, examples: Examples, batch_size: int) -
     return Loss(summed[0], int(summed[1]))
 
 
+def token_loss(forward: Forward, examples: Examples, batch_tokens: int) -> Loss:
+    """Return the loss, not smoothed, over all target tokens, summed over batches and ranks.
+
+    Every rank makes as many calls; a pair longer than `batch_tokens` is a batch of its own.
+    """
+    total, count, world = 0.0, 0, ranks.world_size()
+    lengths = examples.lengths()
+    assert lengths is not None
+    batches = TokenPlan(0, lengths, batch_tokens).batches(0, FIXED_EPOCH)
+    none = np.empty(0, dtype=np.int64)
+    with torch.no_grad():
+        for first in range(0, len(batches), world):
+            turn = [*batches[first : first + world], *[none] * world]
+            inputs = examples.collate(turn[ranks.rank()], FIXED_EPOCH)
+            logits = forward(inputs).flatten(0, -2)
+            labels = inputs["labels"].to(logits.device).flatten()
+            for start in range(0, len(labels), _ROWS):
+                part = slice(start, start + _ROWS)
+                loss, targets = cross_entropy(logits[part].double(), labels[part])
+                total += float(loss)
+                count += int(targets)
+    summed = ranks.all_sum([total, count])
+    return Loss(summed[0], int(summed[1]))
+
+
 def masked_lm_scores(
     forward: Forward, examples: Examples, batch_size: int
 ) -> dict[str, float | None]:
@@ -95,12 +122,13 @@ def masked_lm_scores(
     return loss_scores(language_model_loss(forward, examples, batch_size))
 
 
-def loss_scores(loss: Loss) -> dict[str, float | None]:
-    """Return eval_loss (nats), eval_perplexity and the number of targets they are taken over."""
+def loss_scores(loss: Loss, prefix: str = "eval") -> dict[str, float | None]:
+    """Return PREFIX_loss (nats), PREFIX_perplexity and PREFIX_targets, their count."""
+    mean = loss.mean
     return {
-        "eval_loss": loss.mean,
-        "eval_perplexity": None if loss.mean is None else perplexity(loss.total, loss.count),
-        "eval_targets": float(loss.count),
+        f"{prefix}_loss": mean,
+        f"{prefix}_perplexity": None if mean is None else perplexity(loss.total, loss.count),
+        f"{prefix}_targets": float(loss.count),
     }
 
 

@@ -35,7 +35,6 @@ from ala_encoder.positions import LearnedPositions
 from ala_encoder.settings.generate import Sampling
 from ala_encoder.streams import Line
 from ala_encoder.tokenizer import Tokenizer
-from ala_encoder.translation import never_put_out, text_of
 
 _PIECE = 64
 """Tokens of a prompt longer than the window that are read at once: they are scored in the open."""
@@ -212,12 +211,12 @@ class Continuation:
             prompts,
             self._settings,
             eos=eos,
-            forbidden=never_put_out(tokenizer),
+            forbidden=tokenizer.never_put_out,
             numbers=range(self._count, self._count + len(lines)),
             batch_size=self._batch_size,
         )
         self._count += len(lines)
         return [
-            text_of(tokenizer, [*prompt[1:], *one.ids])
+            tokenizer.decode_line([*prompt[1:], *one.ids])
             for prompt, one in zip(prompts, found, strict=True)
         ]

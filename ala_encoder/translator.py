@@ -16,7 +16,6 @@ from ala_encoder.errors import UserError
 from ala_encoder.export import TranslationExport
 from ala_encoder.settings.search import SearchSettings
 from ala_encoder.streams import Line
-from ala_encoder.translation import never_put_out, text_of
 
 
 class Translation(NamedTuple):
@@ -71,10 +70,11 @@ class Translator:
             bos=self._trg.bos_id,
             eos=self._trg.eos_id,
             pad=self._trg.pad_id,
-            forbidden=never_put_out(self._trg),
+            forbidden=self._trg.never_put_out,
         )
         return [
-            [Translation(text_of(self._trg, one.ids), one.score) for one in best] for best in found
+            [Translation(self._trg.decode_line(one.ids), one.score) for one in best]
+            for best in found
         ]
 
     def _fitting(self, ids: list[int], place: str) -> list[int]:

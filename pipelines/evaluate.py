@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from ala_encoder.evaluation import Forward, Plain
     from ala_encoder.export import AnyExport, Export, TranslationExport
+    from ala_encoder.held_out import HeldOut
     from ala_encoder.protocols import Found
     from ala_encoder.settings.corpus import CorpusSettings
-    from ala_encoder.translation import HeldOut
 
 _TEXT_SPLITS = ("valid", "train")
 
@@ -228,7 +228,7 @@ def _scoring(
 
 def _pairs(exported: TranslationExport, settings: EvaluateRun) -> _Data:
     """Open the pairs to translate, and their text: held-out ones, or a test set."""
-    from ala_encoder import bleu, translation
+    from ala_encoder import bleu, translation_scores
 
     card = exported.card
     for name in ("task", "dataset", "config", "revision"):
@@ -248,7 +248,7 @@ def _pairs(exported: TranslationExport, settings: EvaluateRun) -> _Data:
     )
     task = "-".join(card.pairs.languages)
     metrics = (*bleu.METRICS, *([bleu.COMPOUND_SPLIT] if settings.compound_split_bleu else []))
-    scoring = translation.Scoring(splits, search, search.batch_tokens, task, name, metrics)
+    scoring = translation_scores.Scoring(splits, search, search.batch_tokens, task, name, metrics)
     folder = _folder(exported, settings, name, used, own)
 
     def scores(model: Plain, split: str) -> dict[str, float | None]:
@@ -262,7 +262,7 @@ def _prepared(
     exported: TranslationExport, settings: EvaluateRun
 ) -> tuple[dict[str, HeldOut], str, str]:
     """Return valid and test of a prepared corpus, its name, and its place."""
-    from ala_encoder import parallel_corpus, parallel_manifests, ranks, translation
+    from ala_encoder import held_out, parallel_corpus, parallel_manifests, ranks
 
     card = exported.card
     path = settings.path or card.pairs.path
@@ -273,7 +273,7 @@ def _prepared(
         raise UserError(f"path = {path}: holds {have}, {card.run_name} translates {want}")
     pairs = parallel_corpus.open_pairs(path, manifest, exported.tokenizer, verify=ranks.is_main())
     positions = card.model.max_length
-    splits = translation.held_out(data, manifest, pairs, exported.tokenizer, positions)
+    splits = held_out.of_corpus(data, manifest, pairs, exported.tokenizer, positions)
     return splits, manifest.data_name(path), str(path.resolve())
 
 
@@ -281,7 +281,7 @@ def _test_set(
     exported: TranslationExport, settings: EvaluateRun
 ) -> tuple[dict[str, HeldOut], str, str]:
     """Return the test set that is asked for, its name, and its place."""
-    from ala_encoder import bleu, translation
+    from ala_encoder import bleu, held_out
     from ala_encoder.settings.parallel import ParallelFiles
 
     languages, files = exported.card.pairs.languages, settings.files or {}
@@ -296,7 +296,7 @@ def _test_set(
         raise UserError(f"files: names {', '.join(files)}; for a seq2seq allowed are src and trg")
     text = ParallelFiles(kind="files", src=(src,), trg=(trg,))
     positions = exported.card.model.max_length
-    part = translation.from_files(text, languages, exported.tokenizer, positions, settings.test_set)
+    part = held_out.of_files(text, languages, exported.tokenizer, positions, settings.test_set)
     where = " ".join(str(Path(one).resolve()) for one in (src, trg))
     name = f"{settings.test_set or Path(src).name} {'-'.join(languages)}"
     return {"test": part}, name, settings.test_set or where

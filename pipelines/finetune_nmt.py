@@ -28,7 +28,7 @@ def main(settings: TranslationRun) -> None:
     if settings.init is not None:
         find_export(settings.init)
 
-    from ala_encoder import bleu, runs, transfer, translation
+    from ala_encoder import bleu, held_out, runs, transfer, translation, translation_scores
     from ala_encoder.files import read_json
     from ala_encoder.goal import Goal, of_logits
     from ala_encoder.tokenizer import open_folder
@@ -42,8 +42,8 @@ def main(settings: TranslationRun) -> None:
     )
     name = manifest.data_name(settings.data.path)
     card = _card(settings, tokenizer, name, bleu.signatures(settings.data.trg_lang))
-    scoring = translation.Scoring(
-        translation.held_out(settings.data, manifest, pairs, tokenizer, model.max_length),
+    scoring = translation_scores.Scoring(
+        held_out.of_corpus(settings.data, manifest, pairs, tokenizer, model.max_length),
         settings.search,
         options.eval_batch_tokens,
         settings.task,

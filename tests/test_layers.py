@@ -25,7 +25,8 @@ TIERS: list[set[str]] = [
     {"checkpoint", "engine", "tracking", "hub", "export", "evaluation", "records", "decoding",
      "averaging", "gates"},
     {"training", "goal", "progress", "runs", "reporting", "markdown", "finetuning", "analysis",
-     "translation", "transfer", "translator", "significance", "denoising", "causal_lm", "protocols",
+     "translation", "held_out", "translation_scores", "transfer", "translator", "significance",
+     "denoising", "causal_lm", "protocols",
      "generation"},
 ]  # fmt: skip
 """A module imports from its own tier or a lower one, and never in a circle."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from ala_encoder import bleu, command, decoding, export, translation
+from ala_encoder import bleu, command, decoding, export
 from ala_encoder.errors import UserError
 from ala_encoder.models import Seq2Seq
 from ala_encoder.settings.loader import check
@@ -92,7 +92,7 @@ def expected(folder: Path, line: str, **search: Any) -> list[tuple[str, float]]:
     settings = read.card.search.model_copy(update=search)
     (found,) = decoding.search(
         read.build(), ids, torch.ones_like(ids), settings,
-        bos=trg.bos_id, eos=trg.eos_id, forbidden=translation.never_put_out(trg),
+        bos=trg.bos_id, eos=trg.eos_id, forbidden=trg.never_put_out,
     )  # fmt: skip
     return [(" ".join(trg.decode(one.ids).splitlines()), one.score) for one in found]
 

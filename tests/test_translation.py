@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ala_encoder import averaging, parallel_corpus, parallel_manifests, translation
+from ala_encoder import averaging, held_out, parallel_corpus, parallel_manifests, translation
 from ala_encoder.batches import Position
 from ala_encoder.engine import Engine
 from ala_encoder.errors import UserError
-from ala_encoder.evaluation import plain
+from ala_encoder.evaluation import plain, token_loss
 from ala_encoder.models import Seq2Seq
 from ala_encoder.parallel_corpus import Pairs
 from ala_encoder.settings.train import split_batch
@@ -79,7 +79,7 @@ def test_c01_longer_pairs_are_dropped_from_training_and_counted(tokenizer: Token
 
 
 def test_smoothing_leaves_out_what_is_never_a_target(tokenizer: Tokenizer) -> None:
-    banned = translation.never_put_out(tokenizer)
+    banned = tokenizer.never_put_out
     assert tokenizer.eos_id not in banned
     assert {tokenizer.pad_id, tokenizer.bos_id, tokenizer.mask_id} <= banned
     objective = translation.smoothing(tokenizer, 0.1)
@@ -125,7 +125,7 @@ def test_d11_a_step_is_the_gradient_of_the_mean_over_all_target_tokens(
         inputs = data.collate(np.array([i]), 0)
         logits = by_hand(**{name: x for name, x in inputs.items() if name != "labels"})[0]
         log_p, labels = logits.log_softmax(-1), inputs["labels"][0]
-        banned = translation.never_put_out(nmt.tokenizer_of(run))
+        banned = nmt.tokenizer_of(run).never_put_out
         real = [k for k in range(model.vocab_size) if k not in banned]
         nll = F.nll_loss(log_p, labels, reduction="sum")
         total = total + 0.8 * nll - 0.2 * log_p[:, real].mean(-1).sum()
@@ -201,7 +201,7 @@ def test_the_loss_of_a_split_is_a_loop_over_its_sentences_whatever_the_batches(
             total -= float(row.log_softmax(-1)[label])
             count += 1
     for tokens in (10, 100, 5000):  # 10: shorter than any pair
-        loss = translation.pairs_loss(plain(model), split, tokens)
+        loss = token_loss(plain(model), split, tokens)
         assert loss.count == count
         assert loss.total == pytest.approx(total, rel=1e-6)
 
@@ -210,13 +210,13 @@ def test_b07_references_are_the_text_itself_as_it_was_when_it_was_prepared(tmp_p
     run, tokenizer, found = prepared(tmp_path)
     given = (run.data, parallel_manifests.read(run.data.path), found, tokenizer)
     (tmp_path / "train.en").unlink()  # a score needs none of it
-    split = translation.held_out(*given, None)
+    split = held_out.of_corpus(*given, None)
     assert split["test"].references == [trg for _, trg in text.PAIRS[10:]]
-    assert "the model 20 positions" in text.refusal(translation.held_out, *given, 20)
+    assert "the model 20 positions" in text.refusal(held_out.of_corpus, *given, 20)
     path = tmp_path / "test.de"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join(reversed(lines)), encoding="utf-8")
-    told = text.refusal(translation.held_out, *given, None)
+    told = text.refusal(held_out.of_corpus, *given, None)
     assert "test.de has changed since" in told
 
 

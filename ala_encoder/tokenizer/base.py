@@ -113,6 +113,15 @@ class Tokenizer(ABC):
         assert all(0 <= index < self.vocab_size for index in shown), "id outside the vocabulary"
         return self._decode(shown)
 
+    @property
+    def never_put_out(self) -> frozenset[int]:
+        """The ids that are no target: bos, padding and so on, but neither eos nor unknown."""
+        return self.special_ids - {self.eos_id, self.unk_id}
+
+    def decode_line(self, ids: Sequence[int]) -> str:
+        """Text of ids as one line, whatever line ends are in it."""
+        return " ".join(self.decode(ids).splitlines())
+
     def piece_bytes(self) -> list[int] | None:
         """How many UTF-8 bytes of a text each id stands for, 0 for special tokens.
 

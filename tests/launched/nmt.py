@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from ala_encoder import averaging, parallel_corpus, ranks, runs, translation
+from ala_encoder import (
+    averaging,
+    held_out,
+    parallel_corpus,
+    ranks,
+    runs,
+    translation,
+    translation_scores,
+)
 from ala_encoder import engine as engines
 from ala_encoder.command import leave
 from ala_encoder.engine import Engine
@@ -81,8 +89,8 @@ def loop(run: TranslationRun, folder: Path) -> Loop:
     examples = translation.TranslationPairs(
         found["train"], tokenizer, name="train", max_length=run.train.max_length
     )
-    held_out = translation.held_out(run.data, manifest, found, tokenizer, None)
-    scoring = translation.Scoring(held_out, run.search, 100, run.task, "tiny")
+    splits = held_out.of_corpus(run.data, manifest, found, tokenizer, None)
+    scoring = translation_scores.Scoring(splits, run.search, 100, run.task, "tiny")
     split = split_batch(run.train, ranks.world_size())
     torch.manual_seed(run.seed)
     model = Seq2Seq(run.model, run.sections, tokenizer.vocab_size)
@@ -117,8 +125,8 @@ def by_heart(home: Path) -> float:
     job.engine.eval()
     tokenizer = load(run.tokenizer.path)
     manifest, found = translation.prepared(run.data, tokenizer)
-    part = translation.held_out(run.data, manifest, found, tokenizer, None)["valid"]
-    scores, _ = translation.text_scores(job.engine, part, run.search)
+    part = held_out.of_corpus(run.data, manifest, found, tokenizer, None)["valid"]
+    scores, _ = translation_scores.text_scores(job.engine, part, run.search)
     return scores["eval_bleu"].value or 0.0
 
 
