@@ -13,14 +13,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "tests" / "slurm" / "slurmci.sh"
-PATIENCE = 150.0
+PATIENCE = 300.0
 """Seconds that anything may take: imports of two ranks on two cores, or a node's failure."""
 
 
-def answer(*command: object) -> str:
-    """Run a command of Slurm and return what it prints."""
+def answer(*command: object, seconds: float = 60) -> str:
+    """Run a command and return what it prints."""
+    words = list(map(str, command))
     done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+        words, capture_output=True, text=True, timeout=seconds, check=False, cwd=ROOT
     )
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout.strip()
@@ -101,4 +102,4 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 def python(*words: object) -> str:
     """Run a pipeline on the login host."""
-    return answer(sys.executable, "-m", *words)
+    return answer(sys.executable, "-m", *words, seconds=PATIENCE)
