@@ -94,7 +94,10 @@ def _metric(name: str, language: str) -> Metric:
     if name == COMPOUND_SPLIT:
         return sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     assert name in METRICS, name
-    return sacrebleu.BLEU(lowercase=name == "uncased_bleu", trg_lang=_short(language))
+    try:
+        return sacrebleu.BLEU(lowercase=name == "uncased_bleu", trg_lang=_short(language))
+    except (RuntimeError, ImportError) as error:  # of Japanese and Korean: a package is missing
+        raise UserError(f"BLEU of {language}: {reason(error)}") from None
 
 
 def _label(signature: Signature, language: str) -> None:
@@ -172,8 +175,8 @@ def paired_bootstrap(
         system=float(second.score),
         low=float(low),
         high=float(high),
-        # sacreBLEU's own is 1 / (num_samples + 1) then
-        p_value=1.0 if list(baseline) == list(system) else second.p_value,
+        # where no resample differs; sacreBLEU's own is 1 / (num_samples + 1) then
+        p_value=second.p_value if deltas.any() else 1.0,
         signature=str(signatures_["BLEU"]),
     )
 

@@ -6,7 +6,7 @@ For: source tokens and the text of the references, which belong together. Not fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,14 +44,15 @@ def of_corpus(
     pairs: Mapping[str, Pairs],
     tokenizer: Tokenizer,
     positions: int | None,
+    splits: Collection[str] = ("valid", "test"),
 ) -> dict[str, HeldOut]:
-    """Return valid, and test where there is one, as they are scored; the text of train may be gone.
+    """Return those of the splits that there are, as they are scored; other text may be gone.
 
     positions: that the model has; None: any number. Raises UserError for a pair with more tokens,
     since none is left out, and when the text is no longer there or has changed.
     """
     found = {}
-    for split, source in parallel.find_sources(data, lambda text: None, ("valid", "test")).items():
+    for split, source in parallel.find_sources(data, lambda text: None, splits).items():
         refuse_changed(data.path, manifest, split, source)
         examples = TranslationPairs(pairs[split], tokenizer, name=split)
         _check_lengths(examples, positions, f"data.{split}")
@@ -96,5 +97,5 @@ def _check_lengths(examples: TranslationPairs, positions: int | None, where: str
     if positions is not None and longest > positions:
         row = int(examples.lengths().max(1).argmax())
         raise UserError(
-            f"{where}: pair {row} has {longest} tokens, the model {positions} positions"
+            f"{where}: line {row + 1} has {longest} tokens, the model {positions} positions"
         )

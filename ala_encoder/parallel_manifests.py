@@ -147,7 +147,7 @@ def refuse_stale(
     )
     if manifest.splits.keys() != sources.keys():
         has = ", ".join(manifest.splits)
-        raise UserError(f"{data.path}: made of {has} alone; {ADVICE}")
+        raise UserError(f"{data.path}: made of {has}, not {', '.join(sources)}; {ADVICE}")
     for key, value in made.items():
         if key not in wanted or wanted[key] != value:
             now = shown(wanted.get(key))

@@ -248,10 +248,13 @@ class Loop:
         scores = dict(evaluate(self.engine))
         self.state.scores, self.state.evaluated_step = scores, self.state.step
         self.log.metrics({k: v for k, v in scores.items() if v is not None}, self.state.step)
-        score = scores.get(self.goal.best_metric or "")
-        if self.state.step and is_better(score, self.state.best_score, self.goal.best_mode):
+        score, loss = scores.get(self.goal.best_metric or ""), scores.get(self.goal.best_loss)
+        is_best = is_better(score, self.state.best_score, self.goal.best_mode)
+        if score is not None and score == self.state.best_score:  # as BLEU, which is 0 for long
+            is_best = is_better(loss, self.state.best_loss, "min")
+        if self.state.step and is_best:
             self.state.best_score, self.state.best_step = score, self.state.step
-            self.state.best_loss = scores.get(self.goal.best_loss)
+            self.state.best_loss = loss
             weights, path = self.engine.full_state(), self._best_path(self.state.step)
             ranks.on_main(lambda: write_aside(path, lambda aside: save_file(weights, aside)))
         self.window.leave_out(time.perf_counter() - began)

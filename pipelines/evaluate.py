@@ -273,7 +273,9 @@ def _prepared(
         raise UserError(f"path = {path}: holds {have}, {card.run_name} translates {want}")
     pairs = parallel_corpus.open_pairs(path, manifest, exported.tokenizer, verify=ranks.is_main())
     positions = card.model.max_length
-    splits = held_out.of_corpus(data, manifest, pairs, exported.tokenizer, positions)
+    there = [split for split in ("valid", "test") if split in pairs]
+    wanted = [split for split in there if settings.split in (None, split)] or there
+    splits = held_out.of_corpus(data, manifest, pairs, exported.tokenizer, positions, wanted)
     return splits, manifest.data_name(path), str(path.resolve())
 
 
@@ -282,6 +284,7 @@ def _test_set(
 ) -> tuple[dict[str, HeldOut], str, str]:
     """Return the test set that is asked for, its name, and its place."""
     from ala_encoder import bleu, held_out
+    from ala_encoder.settings.loader import check
     from ala_encoder.settings.parallel import ParallelFiles
 
     languages, files = exported.card.pairs.languages, settings.files or {}
@@ -294,7 +297,7 @@ def _test_set(
         src, trg = files["src"], files["trg"]
     else:
         raise UserError(f"files: names {', '.join(files)}; for a seq2seq allowed are src and trg")
-    text = ParallelFiles(kind="files", src=(src,), trg=(trg,))
+    text = check({"kind": "files", "src": [src], "trg": [trg]}, ParallelFiles)
     positions = exported.card.model.max_length
     part = held_out.of_files(text, languages, exported.tokenizer, positions, settings.test_set)
     where = " ".join(str(Path(one).resolve()) for one in (src, trg))

@@ -33,6 +33,7 @@ def main(settings: TranslationRun) -> None:
     from ala_encoder.goal import Goal, of_logits
     from ala_encoder.tokenizer import open_folder
 
+    signatures = bleu.signatures(settings.data.trg_lang)
     tokenizer = open_folder(settings.tokenizer, ranks.say)
     start = transfer.start_from(settings, tokenizer)
     manifest, pairs = translation.prepared(settings.data, tokenizer)
@@ -41,7 +42,7 @@ def main(settings: TranslationRun) -> None:
         pairs["train"], tokenizer, name="train", max_length=options.max_length
     )
     name = manifest.data_name(settings.data.path)
-    card = _card(settings, tokenizer, name, bleu.signatures(settings.data.trg_lang))
+    card = _card(settings, tokenizer, name, signatures)
     scoring = translation_scores.Scoring(
         held_out.of_corpus(settings.data, manifest, pairs, tokenizer, model.max_length),
         settings.search,

@@ -265,7 +265,7 @@ def test_b18_another_tokenizer_is_refused_when_made_and_when_opened(tmp_path: Pa
         ("cleaning", {"max_ratio": None}, "data.cleaning.max_ratio = 1.5, not None"),
         ("on_bad_row", "skip", "data.on_bad_row = 'error', not 'skip'"),
         ("src_lang", "fr", "data.src_lang = 'en', not 'fr'"),
-        ("test", None, "made of train, valid, test alone"),
+        ("test", None, "made of train, valid, test, not train, valid"),
     ],
 )
 def test_b18_other_options_are_refused_by_name(

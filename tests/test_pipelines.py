@@ -369,12 +369,12 @@ NOT_MADE: dict[str, tuple[list[object], str]] = {
     "prepare_data: tokenizer": (
         ["prepare_data", DEMO, "tokenizer.path=GONE"], "run train_tokenizer first"
     ),
-    "finetune: export": (["finetune_glue", SST2, "init=GONE"], "run pretrain or finetune_glue"),
+    "finetune: export": (["finetune_glue", SST2, "init=GONE"], "no export there"),
     "finetune: tokenizer": (
         ["finetune_glue", CONFIGS / "small" / "sst2_scratch.yaml", "tokenizer.path=GONE"],
         "run train_tokenizer first",
     ),
-    "evaluate: export": (["evaluate", "GONE"], "run pretrain or finetune_glue first"),
+    "evaluate: export": (["evaluate", "GONE"], "no export there"),
     "compare: run": (["compare", "GONE"], "there is no such folder"),
     "track: run": (["track", "GONE"], "name a run folder"),
 }  # fmt: skip

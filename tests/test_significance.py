@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ala_encoder import command
+from ala_encoder import bleu, command
 from ala_encoder.bleu import paired_bootstrap
 from ala_encoder.errors import UserError
 from ala_encoder.files import write_json, write_text
@@ -167,3 +167,8 @@ def test_what_cannot_be_tested_is_one_line(
     assert not (tmp_path / "out").exists()
     assert command.run(compare.main, CompareRun, "", argv=["baseline=a"]) == 2
     assert "baseline: needs `runs`" in capsys.readouterr().err
+
+
+def test_where_no_resample_differs_nothing_is_significant() -> None:
+    found = bleu.paired_bootstrap(["x"] * 5, ["y"] * 5, ["a b c d e"] * 5, "de", 100)
+    assert (found.delta, found.low, found.high, found.p_value) == (0.0, 0.0, 0.0, 1.0)

@@ -49,7 +49,7 @@ def start(cache: Path = Path(".cache")) -> None:
         torch.cuda.set_device(_gpu(ranks.local_rank(), torch.cuda.device_count()))
     else:
         # Its ranks wait for ever for one whose memory is another machine's.
-        _shared_memory(needed=not is_alone and ranks.local_world_size() == ranks.world_size())
+        _shared_memory(needed=1 < ranks.world_size() == ranks.local_world_size())
     with contextlib.redirect_stdout(io.StringIO()):
         deepspeed.init_distributed(timeout=_COLLECTIVE_TIMEOUT, verbose=False)
     _refuse_strangers()

@@ -12,7 +12,9 @@ def find_export(path: Path) -> Path:
     for folder in (path, path / "export"):
         if (folder / "export.json").is_file():
             return folder
-    near = nearest(path.name, [neighbour.name for neighbour in path.parent.glob("*")])
+    others = (other for other in path.parent.glob("*") if other.name != path.name)
+    near = nearest(path.name, [other.name for other in others if other.is_dir()])
     raise UserError(
-        f"{path}: no export there (export.json), run pretrain or finetune_glue first{near}"
+        f"{path}: no export there (export.json); pretrain, finetune_glue and finetune_nmt make "
+        f"one{near}"
     )

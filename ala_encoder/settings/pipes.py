@@ -35,4 +35,8 @@ class TextThrough(Section):
                 raise UserError(f"input = {path}: no such file{near}")
         if self.output is not None and self.output.exists() and not self.output.is_file():
             raise UserError(f"output = {self.output}: not a file; without `output` it is stdout")
+        if self.output is not None:
+            for path in self.input:
+                if self.output.exists() and path.samefile(self.output):
+                    raise UserError(f"output = {self.output}: is the input too, name another file")
         return self

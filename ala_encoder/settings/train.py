@@ -48,6 +48,22 @@ class Rhythm(Section):
     def _several_saved(self) -> Rhythm:
         if self.average_checkpoints is not None and not self.save_every:
             raise UserError("average_checkpoints: needs save_every, or one step alone is saved")
+        if self.average_checkpoints is not None and self.steps is not None:
+            saved = -(-self.steps // self.save_every)
+            if self.average_checkpoints > saved:
+                raise UserError(
+                    f"average_checkpoints = {self.average_checkpoints}: {saved} are saved "
+                    f"(steps {self.steps}, save_every {self.save_every})"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _patience_acts(self) -> Rhythm:
+        if self.patience is not None and self.steps is not None:
+            if not self.eval_every:
+                raise UserError("patience: does nothing without eval_every")
+            if self.patience >= self.steps:
+                raise UserError(f"patience = {self.patience}: does nothing in {self.steps} steps")
         return self
 
 

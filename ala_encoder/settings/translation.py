@@ -50,7 +50,12 @@ class TranslationRun(TrainingRun):
             raise UserError(
                 "train.greedy_bleu = true: needs engine.zero_stage 0, 1 or 2, is 3; set it to false"
             )
-        check_stacks(self.model, self.sections, positions)
+        check_stacks(self.model, self.sections, positions or longest)
+        if self.tokenizer.kind == "wordpiece":
+            raise UserError(
+                "tokenizer.kind = 'wordpiece': gives no translation back as it is written; allowed "
+                "are sentencepiece, byte_bpe and fairseq_bpe"
+            )
         self.search.for_scores()
         return self
 
