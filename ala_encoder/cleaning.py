@@ -31,6 +31,10 @@ class Cleaner:
         """Pairs by reason."""
         self._seen: set[int] = set()  # of each pair 64 bits: some 70 bytes, whatever its length
 
+    def has_seen(self, src: str, trg: str) -> bool:
+        """Tell whether a pair was among those of the training text."""
+        return _key(src, trg) in self._seen
+
     def keeps_texts(self, src: str, trg: str) -> bool:
         """Tell whether a pair stays as far as its text can tell; to be asked before its pieces."""
         return self._count(self._reason_of_texts(src, trg))
@@ -50,12 +54,10 @@ class Cleaner:
             return "empty"
         if settings.max_words and max(len(src.split()), len(trg.split())) > settings.max_words:
             return "words"
-        if settings.drop_duplicates:
-            digest = blake2b(f"{src}\n{trg}".encode(), digest_size=8).digest()  # LF is in neither
-            key = int.from_bytes(digest, "little")
-            if key in self._seen:
-                return "duplicate"
-            self._seen.add(key)
+        key = _key(src, trg)
+        if settings.drop_duplicates and key in self._seen:
+            return "duplicate"
+        self._seen.add(key)
         return None
 
     def _reason_of_pieces(self, src: int, trg: int) -> str | None:
@@ -68,3 +70,8 @@ class Cleaner:
         if settings.max_ratio and shorter and longer / shorter > settings.max_ratio:
             return "ratio"
         return None
+
+
+def _key(src: str, trg: str) -> int:
+    """Return 64 bits of a pair's hash; a line end is in neither side."""
+    return int.from_bytes(blake2b(f"{src}\n{trg}".encode(), digest_size=8).digest(), "little")

@@ -88,8 +88,9 @@ def _write(
 ) -> ParallelManifest:
     dtype = width_of(tokenizer)
     records = {}
-    for split, source in sources.items():
-        cleaner = Cleaner(data.cleaning) if split == "train" else None
+    training = Cleaner(data.cleaning)
+    for split, source in sources.items():  # train is the first
+        cleaner, in_train = training if split == "train" else None, 0
         with ExitStack() as stack:
             files = [
                 stack.enter_context(_SideFiles(folder / f"{split}.{side}", one, dtype))
@@ -99,6 +100,8 @@ def _write(
             pairs = parallel.pairs(source, reading)
             with tqdm(unit=" pairs", unit_scale=True, desc=split, disable=None) as bar:
                 for chunk in _chunks(pairs):
+                    if cleaner is None:
+                        in_train += sum(training.has_seen(pair.src, pair.trg) for pair in chunk)
                     _write_chunk(chunk, files, cleaner)
                     bar.update(len(chunk))
         dropped = {} if cleaner is None else dict(cleaner.dropped)
@@ -108,6 +111,7 @@ def _write(
         records[split] = PairsRecord(
             pairs=files[0].sentences,
             dropped=dropped,
+            in_train=in_train,
             src=files[0].record(),
             trg=files[1].record(),
             reading=reading,

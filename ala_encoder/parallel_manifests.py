@@ -40,6 +40,8 @@ class PairsRecord(Section):
     pairs: PositiveInt
     dropped: dict[str, PositiveInt]
     """Pairs by the reason of `cleaning` why they are not there."""
+    in_train: NonNegativeInt = 0
+    """Pairs of valid or test that the training text has too."""
     src: SideRecord
     trg: SideRecord
     reading: Reading
@@ -101,6 +103,8 @@ class ParallelManifest(Section):
         notes = sorted({one.credit for one in self.splits.values() if one.credit})
         for split, record in self.splits.items():
             notes += [f"{split}: {note}" for note in record.reading.notes()]
+            if record.in_train:
+                notes.append(f"{split}: {record.in_train:,} of {record.pairs:,} are in train too")
             if dropped := record.dropped:
                 read = record.pairs + sum(dropped.values())
                 notes.append(f"{split}: of {read:,} pairs were dropped {dropped_text(dropped)}")

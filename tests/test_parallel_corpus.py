@@ -104,6 +104,7 @@ def test_c01_a_pair_that_is_too_long_is_dropped_with_a_count_from_train_alone(
     assert said == [
         f"{data.path}: en-de: train 2 pairs, valid 1 pairs, test 2 pairs",
         "  train: of 4 pairs were dropped 2 of more than max_length",
+        "  test: 2 of 2 are in train too",
     ]
 
 
@@ -441,3 +442,17 @@ if MULTI30K.exists():
         assert sum(manifest.train.dropped.values()) == dropped > 0
         lengths = np.array([[len(src), len(trg)] for src, trg in expected])
         assert manifest.ratio == lengths[:, 0].sum() / lengths[:, 1].sum()
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_held_out_pairs_that_are_trained_on_are_counted_and_told(
+    drop: bool, tmp_path: Path
+) -> None:
+    own = [("a b", "c"), ("a b", "c"), ("d", "e"), ("a", "b")]
+    manifest = prepare(
+        of(tmp_path, own, cleaning={"drop_duplicates": drop, "max_ratio": None}),
+        tokenizer(),
+        say=silent,
+    )
+    assert (manifest.valid.in_train, manifest.test and manifest.test.in_train) == (1, 2)
+    assert "valid: 1 of 3 are in train too" in manifest.notes()
