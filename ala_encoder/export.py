@@ -85,6 +85,11 @@ class AnyCard(Section):
     def about(self) -> str:
         """What it is, for the model card."""
 
+    @property
+    def use(self) -> str:
+        """The command that uses it on text; none: empty."""
+        return ""
+
 
 @final
 class Card(AnyCard):
@@ -126,6 +131,10 @@ class CausalCard(AnyCard):
     def about(self) -> str:
         return f"A causal language model, variant `{self.variant}`, seed {self.seed}."
 
+    @property
+    def use(self) -> str:
+        return "python -m pipelines.generate FOLDER"
+
 
 @final
 class TranslationCard(AnyCard):
@@ -149,6 +158,10 @@ class TranslationCard(AnyCard):
     def translates(self) -> bool:
         """Whether it has learned to translate."""
         return isinstance(self.data, TranslationData)
+
+    @property
+    def use(self) -> str:
+        return "python -m pipelines.translate FOLDER" if self.translates else ""
 
     @property
     def pairs(self) -> TranslationData:
@@ -413,7 +426,7 @@ def readme(card: AnyCard) -> str:
         *scores,
         "",
         f"Read it with `ala_encoder.export.{_READERS[type(card)]}(folder).build()`, score it with",
-        "`python -m pipelines.evaluate export=FOLDER`.",
+        f"`python -m pipelines.evaluate FOLDER`{card.use and f', use it with `{card.use}`'}.",
     ]
     return "\n".join(lines) + "\n"
 

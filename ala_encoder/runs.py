@@ -413,6 +413,8 @@ def finish(run: Run, card: export.AnyCard, scores: Mapping[str, float | None]) -
     write_json(folder / "export.json", final.model_dump(mode="json"))
     write_text(folder / "README.md", export.readme(final))
     run.log.summary({name: value for name, value in scores.items() if value is not None})
+    shown = (f"{name} {value:.6g}" for name, value in scores.items() if value is not None)
+    ranks.say(f"{run.folder}: {', '.join(shown)}")
     plot = reporting.plot_run(run.folder)
     if plot is not None:
         run.log.artifact(plot, "plots")
