@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _part(ours: str, theirs: str) -> Callable[[dict[str, Any]], str]:
-    return lambda r: f"{r[ours] / r[theirs]:.2f}"
+    return lambda r: f"{r[ours] / r[theirs]:.2f}" if r[theirs] else "-"
 
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
