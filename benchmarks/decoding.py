@@ -10,8 +10,8 @@ sources (5 to 100 tokens, 25 on average), and the other hypotheses differ from t
 `generate` runs twice: on our batches, which are sorted by length and hold `batch-tokens` at most
 (ratio), and on batches of as many sentences in the order of the file (ratio_unsorted). Ratios are
 of sentences a second, ours to theirs: above 1 is faster. Both leave a sentence by the
-same rule, `early_stopping=False` there, its default, and alpha is .6: with 1 some hypotheses go on to
-the limit, where an end costs nothing there.
+same rule, `early_stopping=False` there, its default, and alpha is .6: with 1 some hypotheses go on
+to the limit, where an end costs nothing there.
 """
 
 from __future__ import annotations
