@@ -182,7 +182,9 @@ def test_r12_no_progress_between_two_requeues_stops(home: Path) -> None:
         until(lambda seen=before: job.said().count("precision") > seen, job.said())
         job.signal("USR1")
         until(lambda: job.restarts or job.state == "FAILED", job.said())
-    job.wait("FAILED", "COMPLETED")
+    job.wait("FAILED")
+    assert job.restarts == 1
+    assert "nothing was done since the start before" in job.said()
 
 
 def test_g03_an_element_of_an_array_is_requeued_alone_and_a_rerun_completes_the_rest(
