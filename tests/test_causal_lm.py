@@ -375,7 +375,10 @@ def test_an_interrupted_run_is_the_unbroken_one_bitwise(home: Path) -> None:
         ({"objective": "clmm"}, "(did you mean 'clm'?)"),
         ({"decoder": {"biases": [{"kind": "window", "width": 17}]}},
          "decoder: biases: window 17 hides nothing in 16 tokens"),
-        ({"train": {"patience": 3, "eval_every": 1}}, "train.patience: pretraining picks no best weights"),
+        (
+            {"train": {"patience": 3, "eval_every": 1}},
+            "train.patience: pretraining picks no best weights",
+        ),
     ],
 )  # fmt: skip
 def test_a_setting_without_effect_is_refused(changes: dict[str, Any], told: str) -> None:
