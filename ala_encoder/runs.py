@@ -8,13 +8,10 @@ export and the final scores. Not for: the loop (`training`).
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,10 +19,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ala_encoder import averaging, checkpoint, export, ranks, reporting, signals
+from ala_encoder import averaging, cards, checkpoint, export, ranks, reporting, signals
 from ala_encoder import engine as engines
 from ala_encoder.attention import Attention, compile_long_runs
 from ala_encoder.engine import Engine
+from ala_encoder.environment import environment
 from ala_encoder.errors import RunSaved, RunStopped, UserError
 from ala_encoder.evaluation import Plain, plain
 from ala_encoder.files import read_json, write_aside, write_json, write_text
@@ -42,18 +40,6 @@ from ala_encoder.tokenizer import Tokenizer
 from ala_encoder.tracking import NullLog, RunInfo, RunLog, is_open, null_log
 from ala_encoder.training import fit, plan_of, total_steps
 
-_PACKAGES = (
-    "torch",
-    "deepspeed",
-    "transformers",
-    "tokenizers",
-    "sentencepiece",
-    "datasets",
-    "mlflow",
-    "numpy",
-    "ala-encoder",
-)
-
 
 @dataclass(frozen=True)
 class Run:
@@ -65,7 +51,7 @@ class Run:
 
 @contextmanager
 def open_run(
-    settings: TrainingRun, card: export.AnyCard, task: str, tags: Mapping[str, str] | None = None
+    settings: TrainingRun, card: cards.AnyCard, task: str, tags: Mapping[str, str] | None = None
 ) -> Iterator[Run]:
     """Start the ranks, make the run folder and open the log; close it with the right status.
 
@@ -218,46 +204,6 @@ def _make_folder(folder: Path, settings: TrainingRun) -> None:
     write_json(folder / "environment.json", environment())
 
 
-def environment() -> dict[str, Any]:
-    """Return what a result depends on besides the settings: versions, machine, command."""
-    return {
-        "command": sys.argv,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "host": platform.node(),
-        "device": torch.cuda.get_device_name() if engines.has_cuda() else "cpu",
-        "cores": len(os.sched_getaffinity(0)),
-        "world_size": ranks.world_size(),
-        "threads": torch.get_num_threads(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "commit": _commit(),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """Return the commit of the code, with + when it has changes; None outside a checkout."""
-    here = Path(__file__).parent
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=40"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None
-
-
 _TRAIN_KEYS = ("batch_size", "batch_tokens", "max_length", "label_smoothing")
 _DATA_KEYS = ("length", "mask_probability", "mask_selection", "spans", "max_train_examples")
 
@@ -291,7 +237,7 @@ def log_pairs(
     run: Run,
     data: TranslationData,
     manifest: ParallelManifest,
-    card: export.TranslationCard,
+    card: cards.TranslationCard,
     num_dropped: int,
 ) -> None:
     """Record the prepared pairs as the run's inputs, and how many are too long to be trained on."""
@@ -328,7 +274,7 @@ def train(
     settings: TrainingRun,
     model: nn.Module,
     goal: Goal,
-    card: export.AnyCard,
+    card: cards.AnyCard,
     tokenizer: Tokenizer,
     score: Callable[[Plain], Scores],
 ) -> None:
@@ -369,7 +315,7 @@ def _average(run: Run, step: int, most: int) -> tuple[Path, tuple[str, ...]]:
 
 
 def write_export(
-    run: Run, engine: Engine, outcome: Outcome, card: export.AnyCard, tokenizer: Tokenizer
+    run: Run, engine: Engine, outcome: Outcome, card: cards.AnyCard, tokenizer: Tokenizer
 ) -> nn.Module:
     """Write `export/` from the best or the last weights, read it back, and return that model.
 
@@ -403,7 +349,7 @@ def check_export(score: float | None, trained: float | None, engine: Engine) -> 
         raise RunStopped(f"the export scores {score}, the trained model {trained}: it is wrong")
 
 
-def finish(run: Run, card: export.AnyCard, scores: Mapping[str, float | None]) -> None:
+def finish(run: Run, card: cards.AnyCard, scores: Mapping[str, float | None]) -> None:
     """Put the final scores into the export's card, the log and a plot; on rank 0."""
     if not ranks.is_main():
         return

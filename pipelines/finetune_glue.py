@@ -16,8 +16,8 @@ from ala_encoder.settings.exports import find_export
 from ala_encoder.settings.train import split_batch
 
 if TYPE_CHECKING:
+    from ala_encoder.cards import Card
     from ala_encoder.evaluation import Forward
-    from ala_encoder.export import Card
     from ala_encoder.finetuning import Start, TaskData
 
 
@@ -65,7 +65,7 @@ def main(settings: FinetuneRun) -> None:
 
 
 def _card(settings: FinetuneRun, start: Start, data: TaskData) -> Card:
-    from ala_encoder.export import Card
+    from ala_encoder.cards import Card
 
     task, vocab_size = data.task, start.tokenizer.vocab_size
     return Card(

@@ -16,9 +16,9 @@ from ala_encoder.settings.train import split_batch
 from ala_encoder.settings.translation import TranslationRun
 
 if TYPE_CHECKING:
+    from ala_encoder.cards import TranslationCard
     from ala_encoder.engine import Engine
     from ala_encoder.evaluation import Scored
-    from ala_encoder.export import TranslationCard
     from ala_encoder.tokenizer import Tokenizer
 
 
@@ -83,7 +83,7 @@ def main(settings: TranslationRun) -> None:
 def _card(
     settings: TranslationRun, tokenizer: Tokenizer, data_name: str, signatures: dict[str, str]
 ) -> TranslationCard:
-    from ala_encoder.export import TranslationCard
+    from ala_encoder.cards import TranslationCard
 
     return TranslationCard(
         variant=settings.variant,

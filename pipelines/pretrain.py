@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ala_encoder.batches import Examples
+    from ala_encoder.cards import AnyCard
     from ala_encoder.evaluation import Scored
-    from ala_encoder.export import AnyCard
     from ala_encoder.goal import Losses
     from ala_encoder.manifests import Manifest
     from ala_encoder.tokenizer import Tokenizer
@@ -150,7 +150,7 @@ _TASKS = {"mlm": _masked, "denoise": _denoised, "clm": _causal}
 
 
 def _card(settings: PretrainRun, tokenizer: Tokenizer, data_name: str) -> AnyCard:
-    from ala_encoder.export import Card, CausalCard, TranslationCard
+    from ala_encoder.cards import Card, CausalCard, TranslationCard
 
     about: dict[str, Any] = {
         "variant": settings.variant,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ala_encoder import command, corpus, export
+from ala_encoder import cards, command, corpus, export
 from ala_encoder.analysis.figures import draw_log_fits
 from ala_encoder.analysis.locality import locality, rounded
 from ala_encoder.analysis.logfit import fit_sandwich
@@ -50,7 +50,7 @@ def prepared(folder: Path) -> CorpusSettings:
 
 def written(folder: Path, kind: str, network: Any, data: Any, **card: Any) -> Path:
     """Write the export of a model with drawn weights into a run folder and return that."""
-    cls = export.CausalCard if kind == "causal_lm" else export.Card
+    cls = cards.CausalCard if kind == "causal_lm" else cards.Card
     made = cls(
         kind=kind, variant=folder.name, seed=1, run_name=folder.name,
         vocab_size=load(folder.parent / "tokenizer").vocab_size, data=data, data_name="small",

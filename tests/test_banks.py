@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ala_encoder import banks, export, hub
 from ala_encoder.attention import QKBank
+from ala_encoder.cards import TranslationCard
 from ala_encoder.errors import UserError
-from ala_encoder.export import TranslationCard
 from ala_encoder.heads import HeadTable
 from ala_encoder.models import MaskedLM, Seq2Seq
 from ala_encoder.settings.attention import AttentionSettings

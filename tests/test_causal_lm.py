@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ala_encoder import causal_lm, command, export, runs
+from ala_encoder import cards, causal_lm, command, export, runs
 from ala_encoder.batches import Plan, Position, step_batches
 from ala_encoder.causal_lm import Text, TokenLosses, Windows, blocks
 from ala_encoder.errors import UserError
@@ -336,7 +336,7 @@ def test_save_export_load_gives_the_same_logits_bitwise(home: Path, tmp_path: Pa
     given = causal.settings()
     tokenizer, _ = small.data(home)
     built = causal.model(given, tokenizer.vocab_size).eval()
-    card = export.CausalCard(
+    card = cards.CausalCard(
         variant="x", seed=1, run_name="x", vocab_size=tokenizer.vocab_size, model=given.model,
         decoder=given.sections["decoder"], data=given.data, data_name="x",
         parameters={"total": 1, "decoder_attention": 1, "qk_groups": 1},

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ala_encoder import export, glue, ranks, runs
+from ala_encoder.cards import Card
 from ala_encoder.engine import Engine
 from ala_encoder.errors import RunStopped, UserError
-from ala_encoder.export import Card
 from ala_encoder.files import read_json, write_json
 from ala_encoder.models import Classifier, MaskedLM
 from ala_encoder.progress import Outcome, State

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ala_encoder import export, finetuning, glue
+from ala_encoder import cards, export, finetuning, glue
 from ala_encoder.engine import Engine
 from ala_encoder.errors import UserError
 from ala_encoder.evaluation import plain
@@ -285,7 +285,7 @@ def test_positions_that_the_pretraining_never_saw_are_noted(
     longest = run.model.max_length
     state = small.model(run, tokenizer.vocab_size).state_dict()
     assert run.data.length <= longest
-    card = export.Card(
+    card = cards.Card(
         kind="masked_lm", variant="small", seed=1, run_name="x", vocab_size=tokenizer.vocab_size,
         model=run.model, encoder=run.encoder, data_name="x", parameters={"total": 1,
         "encoder_attention": 1, "qk_groups": 6},

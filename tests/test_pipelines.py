@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from ala_encoder import command, export
+from ala_encoder import cards, command, export
 from ala_encoder.errors import UserError
 from ala_encoder.glue import TASKS
 from ala_encoder.models import Classifier
@@ -464,7 +464,7 @@ def nli(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run, (tokenizer, _) = small.settings(), small.data(home)
     labels = TASKS["mnli"].labels
     model = Classifier(run.model, run.encoder, tokenizer.vocab_size, len(labels))
-    card = export.Card(
+    card = cards.Card(
         kind="classifier", variant="small", seed=1, run_name="small-mnli-1",
         vocab_size=tokenizer.vocab_size, model=run.model, encoder=run.encoder,
         data=TaskSettings(task="mnli", path=folder, length=16), data_name=folder.name,

@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file
 from torch.nn import functional as F
 
-from ala_encoder import causal_lm, command, export, runs
+from ala_encoder import cards, causal_lm, command, export, runs
 from ala_encoder.causal_lm import Text, blocks
 from ala_encoder.corpus import prepare
 from ala_encoder.errors import UserError
@@ -197,7 +197,7 @@ def exported(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     tokenizer, _ = small.data(home)
     prepare(run.data.path, TextSource("toy", "nobody", files), tokenizer, say=lambda _: None)
-    card = export.CausalCard(
+    card = cards.CausalCard(
         variant="x", seed=1, run_name="x-clm-1", vocab_size=tokenizer.vocab_size, model=run.model,
         decoder=run.sections["decoder"], data=run.data, data_name="toy",
         parameters={"total": 1, "decoder_attention": 1, "qk_groups": 4},
@@ -297,7 +297,7 @@ def test_a_protocol_is_for_causal_language_models(
 ) -> None:
     given = small.settings()
     tokenizer, _ = small.data(home)
-    card = export.Card(
+    card = cards.Card(
         kind="masked_lm", variant="x", seed=1, run_name="x", vocab_size=tokenizer.vocab_size,
         model=given.model, encoder=given.encoder, data=given.data, data_name="x",
         parameters={"total": 1, "encoder_attention": 1, "qk_groups": 1},

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ala_encoder import attend, corpus, export, manifests
+from ala_encoder import attend, cards, corpus, export, manifests
 from ala_encoder.errors import UserError
 from ala_encoder.evaluation import masked_lm_scores, plain
 from ala_encoder.examples import validation_blocks
@@ -438,7 +438,7 @@ def exported(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tiny("pruned", bias, f"data.path={folder / 'tokens'}")
     tokenizer, _ = small.data(home)
     corpus.prepare(run.data.path, TextSource("toy", "nobody", files), tokenizer, say=lambda _: None)
-    card = export.Card(
+    card = cards.Card(
         kind="masked_lm", variant="pruned", seed=1, run_name="pruned-mlm-1", model=run.model,
         vocab_size=tokenizer.vocab_size, encoder=run.encoder.model_copy(update={"prune": None}),
         data=run.data, data_name="toy",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ala_encoder import export
-from ala_encoder.export import Card, TranslationCard
+from ala_encoder.cards import Card, TranslationCard
 from ala_encoder.models import MaskedLM, Seq2Seq
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.loader import check

@@ -30,10 +30,7 @@ from tests.slurm.cluster import (
     until,
 )
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif("SLURM_CONF" not in os.environ, reason="runs inside a cluster"),
-]
+pytestmark = pytest.mark.cluster
 
 TOY: dict[str, Any] = {
     "variant": "toy",
