@@ -1,27 +1,31 @@
 """What a translation model starts from: nothing, a masked language model, an encoder-decoder that
-learned to fill in spans, or a translation model.
+learned to fill in spans, or a translation model, ours or a published one.
 
 For: copying an export's weights into a new model, where sizes and tokenizer are the same. Not for:
-exports themselves (`export`), encoders that become classifiers (`finetuning`).
+exports themselves (`export`), names and shapes of published weights (`hub`), encoders that become
+classifiers (`finetuning`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ala_encoder import ranks
+from ala_encoder import hub, ranks
 from ala_encoder.errors import UserError
 from ala_encoder.export import Export, TranslationExport, link_to, read_any
+from ala_encoder.files import read_json
 from ala_encoder.models import Encoder, Seq2Seq
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.experiment import check_stacks
-from ala_encoder.settings.model import Transformer
+from ala_encoder.settings.exports import is_published
+from ala_encoder.settings.model import EncoderDecoderModel, Transformer
 from ala_encoder.settings.translation import TranslationRun
-from ala_encoder.tokenizer import Tokenizer
+from ala_encoder.tokenizer import Tokenizer, load
 
 _HARMLESS = {"family", "dropout", "init_std", "pooling"}
 _ONE_SIDED = {"num_decoder_layers", "output_bias"}
@@ -30,22 +34,34 @@ _COMPUTED = {"path", "compile", "dropout", "prune", "layout", "heads"}
 
 
 @dataclass(frozen=True)
+class Published:
+    """A Hugging Face folder, and its weights under our names."""
+
+    folder: Path
+    state: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
 class Start:
-    """A run's settings, its tokenizer, and the export its weights come from."""
+    """A run's settings, its tokenizer, and what its weights come from."""
 
     settings: TranslationRun
     tokenizer: Tokenizer
-    source: Export | TranslationExport | None = None
+    source: Export | TranslationExport | Published | None = None
 
     @property
     def tags(self) -> dict[str, str]:
         """Return the MLflow tags that link a run to the one its weights come from."""
+        if isinstance(self.source, Published):
+            return {"pretrained_run": self.source.folder.resolve().name}
         return {} if self.source is None else link_to(self.source)
 
     @property
     def translates(self) -> bool:
         """Whether the weights can translate before any step."""
-        return isinstance(self.source, TranslationExport) and self.source.card.translates
+        if isinstance(self.source, TranslationExport):
+            return self.source.card.translates
+        return isinstance(self.source, Published)
 
     def build(self) -> Seq2Seq:
         """Return the model, the export's weights copied in, all else new."""
@@ -53,6 +69,8 @@ class Start:
         model = Seq2Seq(settings.model, settings.sections, self.tokenizer.vocab_size)
         if isinstance(self.source, TranslationExport):
             model.load_state_dict(self.source.build().state_dict())
+        elif isinstance(self.source, Published):
+            _load_published(model, self.source)
         elif self.source is not None:
             _load_encoder(model, self.source.build().encoder)
         return model
@@ -62,13 +80,11 @@ def start_from(settings: TranslationRun, tokenizer: Tokenizer) -> Start:
     """Read what `init` names; raises UserError, naming the key, where it is not of these sizes."""
     if settings.init is None:
         return Start(settings, tokenizer)
+    if is_published(settings.init):
+        return Start(settings, tokenizer, _published(settings, settings.init, tokenizer))
     source = read_any(settings.init)
     card = source.card
-    if source.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise UserError(
-            f"init: {source.folder} has another tokenizer than tokenizer.path = "
-            f"{settings.tokenizer.path}; give its own"
-        )
+    _check_tokenizer(source.folder, source.tokenizer, settings, tokenizer)
     if isinstance(source, TranslationExport):
         given: Mapping[str, AttentionSettings] = source.card.sections
         ignored = _HARMLESS
@@ -84,6 +100,41 @@ def start_from(settings: TranslationRun, tokenizer: Tokenizer) -> Start:
     for name in given:
         _check_section(name, settings, card.model, given, str(source.folder))
     return Start(settings, tokenizer, source)
+
+
+def _published(settings: TranslationRun, folder: Path, tokenizer: Tokenizer) -> Published:
+    """Read a published encoder-decoder whose weights the model of `settings` can take."""
+    config = read_json(folder / "config.json")
+    allowed = [name for name, one in hub.FAMILIES.items() if one.model is EncoderDecoderModel]
+    if config.get("model_type") not in allowed:
+        raise UserError(
+            f"init: {folder} has model_type = {config.get('model_type')!r}, needed is "
+            f"{' or '.join(allowed)}"
+        )
+    _check_tokenizer(folder, load(folder), settings, tokenizer)
+    found = hub.load(folder, settings.sections)
+    _check_model(found.model, settings.model, _HARMLESS, str(folder))
+    wanted = {
+        "vocab_size": tokenizer.vocab_size,
+        "decoder_start_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+    }
+    for key, value in wanted.items():
+        if config.get(key) != value:
+            raise UserError(
+                f"init: {folder} has {key} = {config.get(key)!r}, its tokenizer {value}"
+            )
+    return Published(folder, found.state)
+
+
+def _check_tokenizer(
+    folder: Path, theirs: Tokenizer, settings: TranslationRun, ours: Tokenizer
+) -> None:
+    if theirs.fingerprint != ours.fingerprint:
+        raise UserError(
+            f"init: {folder} has another tokenizer than tokenizer.path = "
+            f"{settings.tokenizer.path}; give its own"
+        )
 
 
 def _check_model(theirs: Transformer, ours: Transformer, ignored: set[str], where: str) -> None:
@@ -134,3 +185,11 @@ def _load_encoder(model: Seq2Seq, encoder: Encoder) -> None:
         "note: the encoder's layers and vocabulary are the export's; its token types and the norm "
         "of its embeddings have no place in a translation model"
     )
+
+
+def _load_published(model: Seq2Seq, source: Published) -> None:
+    """Copy all weights; what biases added to the model have learned is none of them."""
+    result = model.load_state_dict(source.state, strict=False)
+    assert not result.unexpected_keys, result.unexpected_keys
+    if result.missing_keys:
+        ranks.say(f"note: not in {source.folder}, so new: {', '.join(result.missing_keys)}")

@@ -224,6 +224,7 @@ def test_i03_without_a_near_match_the_allowed_keys_are_listed(tmp_path: Path) ->
 def test_i03_a_key_of_another_kind_is_not_suggested_to_itself(tmp_path: Path) -> None:
     line = refusal(tmp_path, PRETRAIN, "encoder.biases.0.kind=window")
     assert line.startswith("encoder.biases.0.alpha_init: no such setting here, it belongs")
+    assert "set all of it, encoder.biases.0={kind: …}" in line
     assert "did you mean" not in line
 
 
@@ -369,6 +370,15 @@ def test_a_base_is_relative_to_its_file_and_merged_key_by_key(tmp_path: Path) ->
         tmp_path, PRETRAIN, "seed=6", "model.dim=32", "model.ffn_dim=8", "encoder.biases=[]"
     )
     assert settings == expected
+
+
+def test_a_section_of_another_kind_than_its_base_s_takes_no_keys_from_it(tmp_path: Path) -> None:
+    tokenizer = "tokenizer: {kind: sentencepiece, path: a, model: bpe}"
+    (tmp_path / "root.yaml").write_text(PRETRAIN.replace("tokenizer: {path: tok}", tokenizer))
+    other = read(tmp_path, "base: root.yaml\ntokenizer: {kind: byte_bpe, path: b}\n")
+    assert (other.tokenizer.kind, other.tokenizer.path) == ("byte_bpe", Path("b"))
+    same = read(tmp_path, "base: root.yaml\ntokenizer: {kind: sentencepiece, path: b}\n")
+    assert (same.tokenizer.path, same.tokenizer.model) == (Path("b"), "bpe")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where an export is: what pipelines that start from one are given."""
+"""Where an export is, or a published model: what pipelines that start from one are given."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def find_export(path: Path) -> Path:
         f"{path}: no export there (export.json); pretrain, finetune_glue and finetune_nmt make "
         f"one{near}"
     )
+
+
+def is_published(path: Path) -> bool:
+    """Tell whether `path` is a Hugging Face folder, and none of our exports."""
+    return (path / "config.json").is_file() and not (path / "export.json").is_file()

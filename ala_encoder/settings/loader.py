@@ -187,6 +187,9 @@ def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return both, key by key; a section of another `kind` has other keys, so it is taken whole."""
+    if "kind" in base and changes.get("kind", base["kind"]) != base["kind"]:
+        return changes
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
@@ -296,7 +299,7 @@ def _suggestion(loc: Sequence[int | str], cls: type[BaseModel]) -> str:
     generic = f"{section}.{leaf}" if section else leaf
     known = dict.fromkeys(_paths(cls))
     if generic in known:
-        return " here, it belongs to another kind"
+        return f" here, it belongs to another kind; set all of it, {parent}={{kind: …}}"
     beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == section]
     if near := closest(leaf, beside):
         meant = f"{parent}.{near}" if parent else near

@@ -17,7 +17,7 @@ from ala_encoder.settings.train import TokenTrainSettings
 
 
 class TranslationRun(TrainingRun):
-    """Training of a translation model, from scratch or from an export.
+    """Training of a translation model, from scratch, from an export, or from a published model.
 
     `train_tokenizer` and `prepare_data` read it too.
     """
@@ -25,7 +25,9 @@ class TranslationRun(TrainingRun):
     init: Path | None = None
     """An export to start from, or a run folder that has one: a masked language model, of which the
     encoder and the vocabulary are taken, or all of an encoder-decoder: a translation model, or one
-    pretrained with `objective: denoise`. It must be of the same sizes and tokenizer as here."""
+    pretrained with `objective: denoise`. Or the Hugging Face folder of an encoder-decoder such as
+    OPUS-MT's, which local masks and biases may be added to. It must be of the same sizes and
+    tokenizer as here."""
     model: EncoderDecoderModel
     encoder: AttentionSettings = AttentionSettings()
     decoder: AttentionSettings = AttentionSettings()

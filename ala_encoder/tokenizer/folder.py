@@ -22,6 +22,7 @@ from ala_encoder.tokenizer.byte_bpe import ByteBPE, is_gpt2
 from ala_encoder.tokenizer.fairseq import FairseqBPE
 from ala_encoder.tokenizer.fairseq_files import CODES, MOSES
 from ala_encoder.tokenizer.files import read_json
+from ala_encoder.tokenizer.marian import MODELS, Marian
 from ala_encoder.tokenizer.pretrained import Pretrained
 from ala_encoder.tokenizer.sentence_piece import SentencePiece
 from ala_encoder.tokenizer.training import train
@@ -30,7 +31,14 @@ from ala_encoder.tokenizer.wordpiece import WordPiece
 MADE_WITH = "made_with.json"
 """The settings a folder was made with; no loader reads it, `save` does not copy it."""
 
-_Kind = type[WordPiece] | type[ByteBPE] | type[SentencePiece] | type[FairseqBPE] | type[Pretrained]
+_Kind = (
+    type[WordPiece]
+    | type[ByteBPE]
+    | type[SentencePiece]
+    | type[FairseqBPE]
+    | type[Marian]
+    | type[Pretrained]
+)
 
 _FILES: dict[str, _Kind] = {
     "vocab.txt": WordPiece,
@@ -44,6 +52,7 @@ _WANTED = [
     *_FILES,
     *CODES,
     MOSES,
+    *MODELS,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -148,18 +157,20 @@ def _agree(settings: TokenizerSettings, name: str, value: object) -> None:
 
 
 def load(folder: Path) -> Tokenizer:
-    """Read a tokenizer folder, ours or as published for BERT, GPT-2, fairseq or SentencePiece.
+    """Read a tokenizer folder, ours or as published for BERT, GPT-2, fairseq, OPUS-MT and others.
 
-    tokenizer.json tells the kind by its model; without one, vocab.txt is WordPiece, vocab.json
-    with merges.txt byte-level BPE, *.model SentencePiece, dict.LANG.txt fairseq's style. A
-    tokenizer.json of another kind is read by the tokenizers library; a *.model beside one of
-    Unigram must hold no other pieces.
+    source.spm and target.spm tell OPUS-MT's kind, else tokenizer.json by its model; without one,
+    vocab.txt is WordPiece, vocab.json with merges.txt byte-level BPE, *.model SentencePiece,
+    dict.LANG.txt fairseq's style. A tokenizer.json of another kind is read by the tokenizers
+    library; a *.model beside one of Unigram must hold no other pieces.
 
     Raises UserError, naming the path, when the files are missing, malformed, of two kinds, or
     contradict each other.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; a tokenizer folder is needed")
+    if any((folder / name).is_file() for name in MODELS):
+        return Marian.read(folder)
     found = {name: kind for name, kind in _FILES.items() if any(folder.glob(name))}
     full = folder / "tokenizer.json"
     if full.is_file():
