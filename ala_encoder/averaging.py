@@ -31,7 +31,7 @@ def keep(folder: Path, step: int, state: Mapping[str, Tensor], most: int) -> Non
 def mean(folder: Path, step: int, most: int) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the mean of the weights of the `most` newest steps up to `step`, and their names.
 
-    Summed in float64, in float32. Fewer where there are not as many.
+    Summed in float64, returned in float32. Fewer where there are not as many.
     """
     found = list(_steps(folder, step).values())[-most:]
     total: dict[str, Tensor] = {}

@@ -270,3 +270,17 @@ class _Walk:
 
     def __iter__(self) -> Iterator[tuple[Position, Ids]]:
         return self.plan.walk(self.start)
+
+
+def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """Return rows of different lengths as one int64 [B, T], padded on the right."""
+    width = max((len(row) for row in rows), default=0)
+    out = np.full((len(rows), width), value, dtype=np.int64)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return torch.from_numpy(out)
+
+
+def padded(rows: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
+    """Return texts padded on the right, and their segments, 1 and at padding 0: int64 [B, T]."""
+    return pad(rows, value), pad([[1] * len(row) for row in rows], 0)

@@ -44,7 +44,7 @@ class AnyCard(Section):
     parameters: dict[str, int]
     scores: dict[str, float | None] = Field(default_factory=dict)
     averaged: tuple[str, ...] = ()
-    """The checkpoints whose mean the weights are; none: those of one step."""
+    """The steps whose weights they are the mean of; none: those of one step."""
 
     @property
     @abstractmethod

@@ -19,14 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ala_encoder.batches import padded
 from ala_encoder.cache import without
 from ala_encoder.errors import UserError
 from ala_encoder.models import Seq2Seq
 from ala_encoder.settings.search import SearchSettings
+from ala_encoder.tokenizer import Tokenizer
 
 _LOGITS = 2**22
 """Logits at once: 16 MiB, which an allocator hands out again; more it would map anew each time."""
@@ -34,6 +37,22 @@ _ENCODED = 2048
 """Most source tokens that are encoded at once, padding counted."""
 _BLOCK = 64
 """Logits of a block in `largest`."""
+
+
+class Marks(NamedTuple):
+    """The ids that a search must know."""
+
+    bos: int
+    """What a decoder starts from."""
+    eos: int
+    pad: int
+    forbidden: Collection[int]
+    """Ids that are never put out; they keep their share of the probability."""
+
+    @classmethod
+    def of(cls, target: Tokenizer) -> Marks:
+        """Return those of the target language; raises UserError where one is missing."""
+        return cls(target.bos_id, target.eos_id, target.pad_id, target.never_put_out)
 
 
 @dataclass(frozen=True)
@@ -57,33 +76,21 @@ def translate(
     model: Seq2Seq,
     sources: Sequence[Sequence[int]],
     settings: SearchSettings,
-    *,
-    bos: int,
-    eos: int,
-    pad: int,
-    forbidden: Collection[int] = (),
+    marks: Marks,
 ) -> list[list[Hypothesis]]:
     """Return the n best translations of each source, best first, in batches of similar length.
 
     sources: each with eos at its end, none longer than the model's positions. One without a token
-    but eos has the empty translation, of score 0, and never meets the model. `forbidden` and what
-    is raised: as in `search`.
+    but eos has the empty translation, of score 0, and never meets the model. What is raised: as in
+    `search`.
     """
     found = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
     device = next(model.parameters()).device
-    words = [n for n, source in enumerate(sources) if any(token != eos for token in source)]
+    words = [n for n, source in enumerate(sources) if any(token != marks.eos for token in source)]
     for batch in by_length([len(sources[n]) for n in words], settings.batch_tokens):
         numbers = [words[place] for place in batch]
-        ids, segments = padded([sources[n] for n in numbers], pad)
-        results = search(
-            model,
-            ids.to(device),
-            segments.to(device),
-            settings,
-            bos=bos,
-            eos=eos,
-            forbidden=forbidden,
-        )
+        ids, segments = padded([sources[n] for n in numbers], marks.pad)
+        results = search(model, ids.to(device), segments.to(device), settings, marks)
         for n, hypotheses in zip(numbers, results, strict=True):
             found[n] = hypotheses
     return found
@@ -98,42 +105,32 @@ def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
         start += rows
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Return ids and segments of texts, padded on the right: int [B, T] twice."""
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
-    return ids, (torch.arange(width) < torch.tensor([[len(row)] for row in rows])).long()
-
-
 @torch.inference_mode()
 def search(
     model: Seq2Seq,
     src_ids: Tensor,
     src_segments: Tensor,
     settings: SearchSettings,
-    *,
-    bos: int,
-    eos: int,
-    forbidden: Collection[int] = (),
+    marks: Marks,
 ) -> list[list[Hypothesis]]:
     """Return each sentence's n best hypotheses, best first; fewer where there are not as many.
 
-    src_ids, src_segments: int [B, S], one sentence a row, segment 0 is padding. forbidden: ids that
-    are never put out; they keep their share of the probability. A hypothesis that is as long as may
-    be can only end, so all do.
+    src_ids, src_segments: int [B, S], one sentence a row, segment 0 is padding. A hypothesis that
+    is as long as may be can only end, so all do.
 
     Raises UserError when a logit is NaN.
     """
     assert not model.training, "dropout would make a search random"
     assert model.max_length is None or src_ids.shape[1] <= model.max_length
-    beams = _Beams(model, (src_segments > 0).sum(1), settings, bos=bos, eos=eos)
-    banned = torch.tensor(sorted(set(forbidden) - {eos}), dtype=torch.long, device=src_ids.device)
+    beams = _Beams(model, (src_segments > 0).sum(1), settings, marks)
+    banned = sorted(set(marks.forbidden) - {marks.eos})
+    forbidden = torch.tensor(banned, dtype=torch.long, device=src_ids.device)
     cache = model.decoder.cache(beam=settings.beam_size > 1)
     memory: Tensor | None = _encoded(model, src_ids, src_segments)
     segments: Tensor | None = src_segments
     while True:
         hidden = model.decode(beams.tokens[:, :, -1], memory, None, segments, cache=cache)
-        parents = beams.extend(*beams.continuations(model, hidden, banned))
+        parents = beams.extend(*beams.continuations(model, hidden, forbidden))
         order = beams.leave()
         if not len(beams.sentences):
             return beams.n_best()
@@ -167,17 +164,17 @@ class _Beams:
     """
 
     def __init__(
-        self, model: Seq2Seq, src_lengths: Tensor, settings: SearchSettings, *, bos: int, eos: int
+        self, model: Seq2Seq, src_lengths: Tensor, settings: SearchSettings, marks: Marks
     ) -> None:
         rows, device = len(src_lengths), src_lengths.device
-        self.settings, self.eos = settings, eos
+        self.settings, self.eos = settings, marks.eos
         self.sentences = torch.arange(rows, device=device)
         """Which sentence a row is."""
         self.limits = src_lengths + settings.max_extra_tokens
         """The length that a translation may have."""
         if model.max_length is not None:
             self.limits = self.limits.clamp(max=model.max_length)
-        self.tokens = src_lengths.new_full((rows, 1, 1), bos)
+        self.tokens = src_lengths.new_full((rows, 1, 1), marks.bos)
         """[B, hypotheses, length]: one at first, `beam_size` then if the vocabulary has as many."""
         self.log_probs = torch.zeros(rows, 1, device=device)
         self.best = torch.full((rows, settings.beam_size), -torch.inf, device=device)
@@ -251,12 +248,12 @@ class _Beams:
 
     def _finish(self, ends: Tensor, log_probs: Tensor, parents: Tensor) -> None:
         scores = log_probs / self._penalty(torch.tensor(self.tokens.shape[2]))
-        rows, ranks = ends.nonzero(as_tuple=True)
+        rows, places = ends.nonzero(as_tuple=True)
         found = (
             self.sentences[rows],
-            self.tokens[rows, parents[rows, ranks], 1:],
-            scores[rows, ranks],
-            log_probs[rows, ranks],
+            self.tokens[rows, parents[rows, places], 1:],
+            scores[rows, places],
+            log_probs[rows, places],
         )
         for sentence, ids, *numbers in zip(*(part.tolist() for part in found), strict=True):
             self.finished[sentence].append(Hypothesis(tuple(ids), *numbers))

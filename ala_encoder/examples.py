@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from ala_encoder import glue, labelled
-from ala_encoder.batches import FIXED_EPOCH, Ids, Inputs
+from ala_encoder.batches import FIXED_EPOCH, Ids, Inputs, pad
 from ala_encoder.errors import UserError
 from ala_encoder.language_model import Unigram, token_counts
-from ala_encoder.objectives import IGNORE, Corruption, check_labels, pad
+from ala_encoder.objectives import IGNORE, Corruption, check_labels
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.tokenizer import Tokenizer
 

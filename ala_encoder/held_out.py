@@ -97,5 +97,5 @@ def _check_lengths(examples: TranslationPairs, positions: int | None, where: str
     if positions is not None and longest > positions:
         row = int(examples.lengths().max(1).argmax())
         raise UserError(
-            f"{where}: line {row + 1} has {longest} tokens, the model {positions} positions"
+            f"{where}: pair {row + 1} has {longest} tokens, the model {positions} positions"
         )

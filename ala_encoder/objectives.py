@@ -9,7 +9,6 @@ Masked language model: Devlin et al. 2018: 15 % of the positions are targets; of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -179,12 +178,3 @@ def check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
     wrong = labels[(labels != IGNORE) & ((labels < 0) | (labels >= num_classes))]
     if wrong.size:
         raise ValueError(f"label {wrong[0]}: allowed are 0 … {num_classes - 1} and {IGNORE}")
-
-
-def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Return rows of different lengths as one int64 [B, T], padded on the right."""
-    width = max((len(row) for row in rows), default=0)
-    out = np.full((len(rows), width), value, dtype=np.int64)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return torch.from_numpy(out)

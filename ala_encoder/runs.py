@@ -167,8 +167,11 @@ def _refuse_relabelling(folder: Path, settings: TrainingRun) -> None:
         return
     old = flatten(_earlier(folder / "settings.yaml", type(settings)))
     new = flatten(settings.model_dump(mode="json"))
+    # The mean of the last saves depends on which there were.
+    averaged = getattr(settings.train, "average_checkpoints", None) is not None
+    harmless = [key for key in _HARMLESS if not (averaged and key == "train.save_every")]
     for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key) and not key.startswith(_HARMLESS):
+        if old.get(key) != new.get(key) and not key.startswith(tuple(harmless)):
             raise UserError(
                 f"{folder} is finished with {key} = {old.get(key)!r}, now {new.get(key)!r}: choose "
                 "another `name`, or set train.from_scratch=true (the old run is kept aside)"

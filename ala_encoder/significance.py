@@ -99,7 +99,8 @@ def _baseline_of(system: System, systems: Sequence[System], baseline: str) -> Sy
         names = sorted({name for one in systems for name in (one.run.run, one.run.variant)})
         near = nearest(baseline, names)
         raise UserError(f"baseline = {baseline}: neither a run nor a variant of `runs`{near}")
-    same = [one for one in variants if one.run.seed == system.run.seed]
+    key = (system.run.task, system.run.seed)
+    same = [one for one in variants if (one.run.task, one.run.seed) == key]
     if len(same) != 1:
         raise UserError(
             f"baseline = {baseline}: {len(same)} runs of this variant have seed {system.run.seed}, "

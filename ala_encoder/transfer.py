@@ -8,6 +8,7 @@ classifiers (`finetuning`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,9 @@ from ala_encoder.settings.experiment import check_stacks
 from ala_encoder.settings.exports import is_published
 from ala_encoder.settings.model import EncoderDecoderModel, Transformer
 from ala_encoder.settings.translation import TranslationRun
-from ala_encoder.tokenizer import Tokenizer, load
+from ala_encoder.tokenizer import Marian, Tokenizer, load
 
-_HARMLESS = {"family", "dropout", "init_std", "pooling"}
+_HARMLESS = {"family", "dropout", "init_std"}
 _ONE_SIDED = {"num_decoder_layers", "output_bias"}
 _COMPUTED = {"path", "compile", "dropout", "prune", "layout", "heads"}
 """Of a section: how it is computed; layout and heads are compared as head tables."""
@@ -60,7 +61,8 @@ class Start:
     def translates(self) -> bool:
         """Whether the weights can translate before any step."""
         if isinstance(self.source, TranslationExport):
-            return self.source.card.translates
+            card = self.source.card
+            return card.translates and card.pairs.languages == self.settings.data.languages
         return isinstance(self.source, Published)
 
     def build(self) -> Seq2Seq:
@@ -112,6 +114,9 @@ def _published(settings: TranslationRun, folder: Path, tokenizer: Tokenizer) -> 
             f"{' or '.join(allowed)}"
         )
     _check_tokenizer(folder, load(folder), settings, tokenizer)
+    if isinstance(tokenizer, Marian) and tokenizer.languages != settings.data.languages:
+        theirs, ours = ("-".join(one) for one in (tokenizer.languages, settings.data.languages))
+        raise UserError(f"init: {folder} is of {theirs}, data.src_lang and data.trg_lang of {ours}")
     found = hub.load(folder, settings.sections)
     _check_model(found.model, settings.model, _HARMLESS, str(folder))
     wanted = {
@@ -191,5 +196,7 @@ def _load_published(model: Seq2Seq, source: Published) -> None:
     """Copy all weights; what biases added to the model have learned is none of them."""
     result = model.load_state_dict(source.state, strict=False)
     assert not result.unexpected_keys, result.unexpected_keys
+    new = re.compile(r"\.(biases|cross_biases)\.|\.ratio$")
+    assert all(map(new.search, result.missing_keys)), result.missing_keys
     if result.missing_keys:
         ranks.say(f"note: not in {source.folder}, so new: {', '.join(result.missing_keys)}")

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ala_encoder import parallel_corpus, ranks
-from ala_encoder.batches import Ids, Inputs
+from ala_encoder.batches import Ids, Inputs, pad, padded
 from ala_encoder.errors import UserError
-from ala_encoder.objectives import IGNORE, pad, smoothed_cross_entropy
+from ala_encoder.objectives import IGNORE, smoothed_cross_entropy
 from ala_encoder.parallel_corpus import Pairs
 from ala_encoder.parallel_manifests import ParallelManifest
 from ala_encoder.settings.parallel import TranslationData
@@ -77,11 +77,13 @@ class TranslationPairs:
         rows = [self.pairs.pair(int(self.places[i])) for i in ids]
         src = [row.tolist() for row, _ in rows] or [[self.eos_id]]
         trg = [row.tolist() for _, row in rows] or [[IGNORE]]
+        src_ids, src_segments = padded(src, self.pad_id)
+        trg_ids, trg_segments = padded([[self.bos_id, *row[:-1]] for row in trg], self.pad_id)
         return {
-            "src_ids": pad(src, self.pad_id),
-            "src_segments": pad([[1] * len(row) for row in src], 0),
-            "trg_ids": pad([[self.bos_id, *row[:-1]] for row in trg], self.pad_id),
-            "trg_segments": pad([[1] * len(row) for row in trg], 0),
+            "src_ids": src_ids,
+            "src_segments": src_segments,
+            "trg_ids": trg_ids,
+            "trg_segments": trg_segments,
             "labels": pad(trg, IGNORE),
         }
 
@@ -94,6 +96,15 @@ def smoothing(
     share[sorted(tokenizer.never_put_out)] = 0.0
     share /= share.sum()
     return lambda logits, labels: smoothed_cross_entropy(logits, labels, epsilon, share)
+
+
+def check_tokenizer(tokenizer: Tokenizer) -> None:
+    """Raise UserError for one that loses case, accents or spaces, whatever settings called it."""
+    if tokenizer.kind == "wordpiece":
+        raise UserError(
+            f"{tokenizer.origin}: is a WordPiece vocabulary, which gives no translation back as it "
+            "is written; allowed are sentencepiece, byte_bpe, fairseq_bpe and marian"
+        )
 
 
 def prepared(

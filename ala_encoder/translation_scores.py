@@ -38,15 +38,7 @@ def translations(model: Scored, split: HeldOut, search: SearchSettings) -> list[
     sources = [examples.pairs.pair(number)[0].tolist() for number in numbers]
     texts, error = [], None
     try:
-        found = decoding.translate(
-            module,
-            sources,
-            search,
-            bos=examples.bos_id,
-            eos=examples.eos_id,
-            pad=examples.pad_id,
-            forbidden=tokenizer.never_put_out,
-        )
+        found = decoding.translate(module, sources, search, decoding.Marks.of(tokenizer))
         texts = [tokenizer.decode_line(best[0].ids) for best in found]
     except UserError as caught:
         error = caught
@@ -57,7 +49,7 @@ def translations(model: Scored, split: HeldOut, search: SearchSettings) -> list[
     return [parts[number % world][0][number // world] for number in range(len(examples))]
 
 
-def text_scores(
+def scored_translations(
     model: Scored,
     split: HeldOut,
     search: SearchSettings,
@@ -92,7 +84,7 @@ class Scoring:
         scores = _losses(model, valid, self.batch_tokens)
         if translate:
             quick = ("bleu", "chrf")
-            scores |= text_scores(model, valid, greedy(self.search), quick, "greedy_")[0]
+            scores |= scored_translations(model, valid, greedy(self.search), quick, "greedy_")[0]
         return _values(scores)
 
     def scores(
@@ -100,13 +92,13 @@ class Scoring:
     ) -> dict[str, float | None]:
         """Return loss, BLEU and chrF of a split, and write its files into a folder, on rank 0.
 
-        averaged: the checkpoints whose mean the weights are. SPLIT.json is all of it in one record:
-        scores, signatures, search, checkpoints. SPLIT.translations.txt and SPLIT.references.txt
+        averaged: the steps whose weights they are the mean of. SPLIT.json is all of it in one
+        record: scores, signatures, search, steps. SPLIT.translations.txt and SPLIT.references.txt
         are what BLEU was taken of.
         """
         part = self.splits[split]
         scores = _losses(model, part, self.batch_tokens)
-        more, found = text_scores(model, part, self.search, self.metrics)
+        more, found = scored_translations(model, part, self.search, self.metrics)
         scores |= more
         if ranks.is_main():
             about = {

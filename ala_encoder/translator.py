@@ -1,7 +1,8 @@
 """Text into text: what an export makes of lines, with a count of those it could not take whole.
 
 For: `translate`, and whoever has sentences and an export. Not for: the search (`decoding`), reading
-lines (`lines`, `streams`), translations of a prepared split and their scores (`translation`).
+lines (`lines`, `streams`), translations of a held-out split, which are scored
+(`translation_scores`).
 """
 
 from __future__ import annotations
@@ -67,10 +68,7 @@ class Translator:
             self._model,
             sources,
             self._search,
-            bos=self._trg.bos_id,
-            eos=self._trg.eos_id,
-            pad=self._trg.pad_id,
-            forbidden=self._trg.never_put_out,
+            decoding.Marks.of(self._trg),
         )
         return [
             [Translation(self._trg.decode_line(one.ids), one.score) for one in best]

@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 from ala_encoder import hub
-from ala_encoder.decoding import by_length, padded, translate
+from ala_encoder.batches import padded
+from ala_encoder.decoding import Marks, by_length, translate
 from ala_encoder.models import Seq2Seq
 from ala_encoder.settings.attention import AttentionSettings
 from ala_encoder.settings.model import EncoderDecoderModel
@@ -104,7 +105,7 @@ def ours(built: Seq2Seq, sources: list[list[int]], batch_tokens: int) -> Found:
         max_extra_tokens=EXTRA,
         batch_tokens=batch_tokens,
     )
-    found = translate(built, sources, settings, bos=pad, eos=EOS, pad=pad, forbidden={pad})
+    found = translate(built, sources, settings, Marks(bos=pad, eos=EOS, pad=pad, forbidden={pad}))
     return [best[0].ids for best in found]
 
 

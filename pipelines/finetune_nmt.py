@@ -35,6 +35,7 @@ def main(settings: TranslationRun) -> None:
 
     signatures = bleu.signatures(settings.data.trg_lang)
     tokenizer = open_folder(settings.tokenizer, ranks.say)
+    translation.check_tokenizer(tokenizer)
     start = transfer.start_from(settings, tokenizer)
     manifest, pairs = translation.prepared(settings.data, tokenizer)
     options, model = settings.train, settings.model

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ala_encoder.batches import Examples, Ids, Inputs, Plan, Position
+from ala_encoder.batches import Examples, Ids, Inputs, Plan, Position, pad
 from ala_encoder.examples import training_blocks
-from ala_encoder.objectives import pad
 from ala_encoder.settings.experiment import PretrainRun
 from tests.launched import small
 

@@ -14,6 +14,7 @@ from ala_encoder import engine
 from ala_encoder.kernels import shifted
 from benchmarks import (
     attention,
+    batch_invariance,
     chunked_loss,
     decoding,
     harness,
@@ -327,3 +328,33 @@ def test_a_ratio_is_taken_within_a_round() -> None:
     slow, fast = harness.Times((2.0, 40.0, 6.0)), harness.Times((1.0, 10.0, 3.0))
     assert slow.ratio_to(fast) == (2.0, 2.0, 4.0)
     assert slow.seconds == 6.0
+
+
+def test_translations_of_a_text_are_compared_over_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ala_encoder import export
+    from ala_encoder.cards import TranslationCard
+    from ala_encoder.models import Seq2Seq
+    from tests.launched import nmt
+
+    run = nmt.settings(tmp_path)
+    tokenizer = nmt.tokenizer_of(run)
+    built = Seq2Seq(run.model, run.sections, tokenizer.vocab_size)
+    card = TranslationCard(
+        variant="v", seed=1, run_name="x", vocab_size=tokenizer.vocab_size, model=run.model,
+        **run.sections, data=run.data, data_name="x", search=run.search,
+        parameters={"total": 1, "encoder_attention": 1, "qk_groups": 1},
+    )  # fmt: skip
+    export.write(tmp_path / "export", card, tokenizer, built.state_dict())
+    words = [str(tmp_path / "export"), str(tmp_path / "train.en"), "--batches", "1,3", "--json"]
+    assert batch_invariance.main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["way"] for one in found] == [
+        "batches of 1", "batches of 1, reversed", "batches of 3", "batches of 3, reversed",
+        "translate, reversed", "translate, 3 best",
+    ]  # fmt: skip
+    assert all(one["sentences"] == 8 and one["gap"] < 1e-5 for one in found)
+    with pytest.raises(SystemExit):
+        batch_invariance.main([str(tmp_path / "none"), words[1]])
+    assert "no export there" in capsys.readouterr().err

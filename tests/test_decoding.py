@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ala_encoder import decoding, hub
-from ala_encoder.decoding import Hypothesis, largest, search, translate
+from ala_encoder.decoding import Hypothesis, Marks, largest, search, translate
 from ala_encoder.errors import UserError
 from ala_encoder.models import Seq2Seq
 from ala_encoder.settings.attention import AttentionSettings
@@ -22,7 +22,7 @@ from tests.test_cache import BOTH, seq2seq
 from tests.test_models import shaken
 
 PAD, BOS, EOS, UNK = range(4)
-MARKS: dict[str, Any] = {"bos": BOS, "eos": EOS}
+MARKS = Marks(bos=BOS, eos=EOS, pad=PAD, forbidden=())
 SPECIAL = {PAD, BOS, UNK}
 SCORES: list[dict[str, Any]] = [
     {"length_penalty": 0.0},
@@ -75,7 +75,7 @@ def run(
     settings: SearchSettings,
     forbidden: Collection[int] = SPECIAL,
 ) -> list[list[Hypothesis]]:
-    return search(model, *padded(sources), settings, **MARKS, forbidden=forbidden)
+    return search(model, *padded(sources), settings, MARKS._replace(forbidden=forbidden))
 
 
 def log_probs(model: Seq2Seq, source: Sequence[int], read: Sequence[int]) -> Tensor:
@@ -286,10 +286,10 @@ def test_c06_a_sentences_translation_does_not_depend_on_its_batch() -> None:
         batches = [sources[start : start + rows] for start in range(0, len(sources), rows)]
         found = [one for batch in batches for one in run(model, batch, settings)]
         counts[f"batches of {rows}"] = differing(found, alone, 1e-5)
-    given = {**MARKS, "pad": PAD, "forbidden": SPECIAL}
-    found = translate(model, sources, settings, **given)
+    marks = MARKS._replace(forbidden=SPECIAL)
+    found = translate(model, sources, settings, marks)
     counts["by length"] = differing(found, alone, 1e-5)
-    found = translate(model, sources[::-1], settings, **given)
+    found = translate(model, sources[::-1], settings, marks)
     counts["reversed"] = differing(found[::-1], alone, 1e-5)
     print("of 300 sentences another translation than alone have:", counts)
     assert len({one[0].length for one in alone}) >= 5
@@ -318,7 +318,7 @@ def shapes_of(module: torch.nn.Module) -> list[tuple[int, ...]]:
 def test_batches_hold_similar_lengths_and_count_their_padding() -> None:
     model, sources = toy(), [*sentences(100), [4] * 60 + [EOS]]
     shapes = shapes_of(model.encoder)
-    translate(model, sources, SearchSettings(batch_tokens=40), **MARKS, pad=PAD)
+    translate(model, sources, SearchSettings(batch_tokens=40), MARKS)
     assert shapes[0] == (1, 61)  # longer than a batch may be, so it has one of its own
     assert all(rows * width <= 40 for rows, width in shapes[1:])
     assert [width for _, width in shapes] == sorted((w for _, w in shapes), reverse=True)
@@ -340,10 +340,10 @@ def test_a_batch_is_encoded_in_parts_of_similar_length(
             for x in (ids, segments)
         )
     settings = SearchSettings(n_best=2, max_extra_tokens=4)
-    whole = search(model, ids, segments, settings, **MARKS)
+    whole = search(model, ids, segments, settings, MARKS)
     monkeypatch.setattr(decoding, "_ENCODED", 30)
     shapes = shapes_of(model.encoder)
-    parts = search(model, ids, segments, settings, **MARKS)
+    parts = search(model, ids, segments, settings, MARKS)
     assert len(shapes) > 5 and all(rows * width <= 30 for rows, width in shapes)
     for a, b in zip(whole, parts, strict=True):
         assert_found(a, [(one.ids, one.score) for one in b])
@@ -388,9 +388,8 @@ def test_learned_positions_limit_the_translation() -> None:
 
 
 def test_c13_a_source_of_unknown_symbols_alone_has_a_translation() -> None:
-    found = translate(
-        toy(), [[UNK, UNK, EOS]], SearchSettings(), **MARKS, pad=PAD, forbidden=SPECIAL
-    )
+    marks = MARKS._replace(forbidden=SPECIAL)
+    found = translate(toy(), [[UNK, UNK, EOS]], SearchSettings(), marks)
     (one,) = found[0]
     assert one.length <= 53 and not SPECIAL & set(one.ids)
 
@@ -398,13 +397,13 @@ def test_c13_a_source_of_unknown_symbols_alone_has_a_translation() -> None:
 def test_empty_lines_stay_where_they_are() -> None:
     model = toy()
     sources: list[list[int]] = [[], [5, 6, EOS], [EOS], [7, EOS], [EOS]]
-    found = translate(model, sources, SearchSettings(n_best=2), **MARKS, pad=PAD)
+    found = translate(model, sources, SearchSettings(n_best=2), MARKS)
     for n in (0, 2, 4):
         assert found[n] == [Hypothesis((), 0.0, 0.0)]
     for n in (1, 3):
         alone = run(model, [sources[n]], SearchSettings(n_best=2), ())[0]
         assert_found(found[n], [(one.ids, one.score) for one in alone])
-    assert translate(model, [], SearchSettings(), **MARKS, pad=PAD) == []
+    assert translate(model, [], SearchSettings(), MARKS) == []
 
 
 def test_forbidden_ids_are_never_put_out_and_keep_their_probability() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from ala_encoder import command, export, runs
+from ala_encoder import tokenizer as tokenizers
 from ala_encoder.files import read_json
 from ala_encoder.settings.evaluate import EvaluateRun
 from ala_encoder.settings.loader import load
+from ala_encoder.settings.tokenizer import WordPieceSettings
 from ala_encoder.settings.translation import TranslationRun
 from ala_encoder.tracking import EVENTS
 from pipelines import evaluate, finetune_nmt
@@ -130,3 +132,24 @@ def test_a_missing_export_is_told_before_anything_is_read(
     error = capsys.readouterr().err
     assert error.startswith("error: runs/none: no export there")
     assert error.count("\n") == 1
+
+
+def test_a_finished_mean_of_saves_is_not_relabelled_with_another_rhythm(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = {"steps": 4, "eval_every": 0, "save_every": 2, "greedy_bleu": False}
+    assert start(home, "name=rhythm", train=train) == 0
+    assert start(home, "name=rhythm", "train.log_every=2", train=train) == 0
+    assert start(home, "name=rhythm", "train.save_every=1", train=train) == 2
+    assert "is finished with train.save_every = 2, now 1" in capsys.readouterr().err
+
+
+def test_a_copied_wordpiece_vocabulary_is_refused_as_one_that_was_trained(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [text for pair in PAIRS for text in pair]
+    wordpiece = WordPieceSettings(path=tmp_path / "tok", vocab_size=200)
+    tokenizers.train(wordpiece, words).save(tmp_path / "tok")
+    copied = {"kind": "pretrained", "path": str(tmp_path / "tok"), "name": "x"}
+    assert start(home, "name=lossy", tokenizer={**copied, "vocab_size": None}) == 2
+    assert "is a WordPiece vocabulary, which gives no translation back" in capsys.readouterr().err

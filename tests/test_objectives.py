@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ala_encoder.batches import pad
 from ala_encoder.objectives import (
     IGNORE,
     Corruption,
     check_labels,
     cross_entropy,
-    pad,
     smoothed_cross_entropy,
     squared_error,
     summed_loss,

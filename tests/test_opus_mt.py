@@ -76,6 +76,7 @@ def model_of(folder: Path, **changes: Any) -> Any:
     }  # fmt: skip
     theirs = shaken(MarianMTModel(MarianConfig(**fields | changes)), seed=4)
     theirs.model.shared.weight.data[pad] = 0.0  # as in those that were trained
+    theirs.final_logits_bias[0, 0] = 6.0  # so that some translations end by themselves
     theirs.save_pretrained(folder)
     return theirs
 
@@ -178,7 +179,7 @@ def test_a_language_it_is_not_for_is_refused(opus: Path) -> None:
 
 
 def test_a_published_model_translates_here_as_there(opus: Path, tmp_path: Path) -> None:
-    """Greedy: transformers forces the end at the longest length, as we do."""
+    """What reaches the limit is left out where there are beams: an end costs nothing there."""
     from transformers import MarianMTModel
 
     tokenizer = load(opus)
@@ -188,20 +189,24 @@ def test_a_published_model_translates_here_as_there(opus: Path, tmp_path: Path) 
     model = start.build().eval()
     theirs = MarianMTModel.from_pretrained(opus).eval()
     source, target = tokenizer.of_language("en"), tokenizer.of_language("de")
+    marks = decoding.Marks.of(target)
     for beam in (1, 4):
-        found = decoding.translate(
-            model, [[*source.encode(text), 0] for text, _ in PAIRS],
-            SearchSettings(beam_size=beam, length_penalty=1.0, max_extra_tokens=5),
-            bos=target.bos_id, eos=0, pad=target.pad_id, forbidden=target.never_put_out,
-        )  # fmt: skip
-        for (text, _), hypotheses in zip(PAIRS, found, strict=True):
-            ids = [*source.encode(text), 0]
+        search = SearchSettings(
+            beam_size=beam, length_penalty=1.0, penalty="average", max_extra_tokens=5
+        )
+        sources = [[*source.encode(text), 0] for text, _ in PAIRS]
+        found = decoding.translate(model, sources, search, marks)
+        compared = 0
+        for ids, hypotheses in zip(sources, found, strict=True):
+            if beam > 1 and max(one.length for one in hypotheses) == len(ids) + 5:
+                continue
             out = theirs.generate(
                 torch.tensor([ids]), num_beams=beam, max_new_tokens=len(ids) + 5, do_sample=False,
-                suppress_tokens=sorted(target.never_put_out), early_stopping=False,
+                suppress_tokens=sorted(marks.forbidden), early_stopping=False, length_penalty=1.0,
             )  # fmt: skip
-            best = [*hypotheses[0].ids, 0]
-            assert out[0].tolist()[1:] == best
+            assert out[0].tolist()[1:] == [*hypotheses[0].ids, 0]
+            compared += hypotheses[0].length < len(ids) + 5
+        assert compared >= 5
 
 
 def test_it_is_given_local_masks_and_trained(
@@ -255,6 +260,12 @@ def test_a_folder_that_contradicts_itself_is_refused(
     (folder / "config.json").write_text(json.dumps(config | fields))
     run = check(plain(tmp_path, folder), TranslationRun)
     assert words in refusal(start_from, run, load(folder))
+
+
+def test_a_model_of_the_other_direction_is_refused(opus: Path, tmp_path: Path) -> None:
+    run = check(plain(tmp_path, opus, data={"src_lang": "de", "trg_lang": "en"}), TranslationRun)
+    words = "is of en-de, data.src_lang and data.trg_lang of de-en"
+    assert words in refusal(start_from, run, load(opus))
 
 
 def test_another_tokenizer_is_refused(opus: Path, tmp_path: Path) -> None:

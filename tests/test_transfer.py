@@ -125,9 +125,8 @@ def test_r31_a_translation_model_comes_back_bitwise_and_starts_another(
     sections: dict[str, Any] = {
         "encoder": ENCODER,
         "decoder": {"heads": [["full#a", "full#a", "prev1", "full"], ["full"] * 4]},
-        "cross": {"heads": [["full#a"] * 4] * 2, "mask_operator": "pre_softmax"},
+        "cross": {"heads": [["full#a"] * 4] * 2},
     }
-    sections["cross"].pop("mask_operator")
     run = nmt.settings(tmp_path, init=str(tmp_path / "run"), **sections)
     source = seq2seq(tmp_path / "run" / "export", run, tokenizer)
     read = export.read_translation(tmp_path / "run")

@@ -91,9 +91,8 @@ def expected(folder: Path, line: str, **search: Any) -> list[tuple[str, float]]:
     ids = torch.tensor([[*src.encode(line), src.eos_id]])
     settings = read.card.search.model_copy(update=search)
     (found,) = decoding.search(
-        read.build(), ids, torch.ones_like(ids), settings,
-        bos=trg.bos_id, eos=trg.eos_id, forbidden=trg.never_put_out,
-    )  # fmt: skip
+        read.build(), ids, torch.ones_like(ids), settings, decoding.Marks.of(trg)
+    )
     return [(" ".join(trg.decode(one.ids).splitlines()), one.score) for one in found]
 
 

@@ -56,7 +56,7 @@ class TranslationRun(TrainingRun):
         if self.tokenizer.kind == "wordpiece":
             raise UserError(
                 "tokenizer.kind = 'wordpiece': gives no translation back as it is written; allowed "
-                "are sentencepiece, byte_bpe and fairseq_bpe"
+                "are sentencepiece, byte_bpe, fairseq_bpe and pretrained"
             )
         self.search.for_scores()
         return self

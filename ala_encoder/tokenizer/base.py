@@ -35,7 +35,8 @@ class InLanguage(NamedTuple):
 
 
 class Tokenizer(ABC):
-    """Turns text into ids of a fixed vocabulary; text is never read as a special token."""
+    """Turns text into ids of a fixed vocabulary; text is never read as a special token, but for the
+    language that a source of OPUS-MT's may begin with."""
 
     kind: ClassVar[str]
     """Its name in settings."""

@@ -37,7 +37,7 @@ MODELS = ("source.spm", "target.spm")
 """The SentencePiece models of the source and of the target language."""
 VOCABULARY = "vocab.json"
 _LANGUAGES = ("source_lang", "target_lang")
-_ROLES = {"pad": "<pad>", "unk": "<unk>", "sep": "</s>"}
+_ROLES = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
 _WANTED_LANGUAGE = re.compile(r">>[^<>]*<<")
 
 
@@ -71,8 +71,8 @@ class Marian(Tokenizer):
         missing = [token for token in _ROLES.values() if token not in ids]
         if missing:
             raise UserError(f"{origin}: {VOCABULARY} has no {' and no '.join(missing)}")
-        roles = {role: ids[token] for role, token in _ROLES.items()}
-        self.special = Special(**roles, cls=roles["pad"], mask=ids.get("<mask>"))
+        pad, unk, eos = (ids[token] for token in _ROLES.values())
+        self.special = Special(pad=pad, unk=unk, cls=pad, sep=eos, mask=ids.get("<mask>"))
         self._wanted = {piece: i for piece, i in ids.items() if _WANTED_LANGUAGE.fullmatch(piece)}
         roles_held = (index for index in self.special if index is not None)
         self.special_ids = frozenset([*roles_held, *self._wanted.values()])
@@ -105,7 +105,7 @@ class Marian(Tokenizer):
                 f"{folder / 'tokenizer_config.json'}: source_lang and target_lang must name two "
                 f"languages, are {languages[0]!r} and {languages[1]!r}"
             )
-        refuse_other_roles(folder, {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"})
+        refuse_other_roles(folder, _ROLES)
         path = folder / VOCABULARY
         pieces = ordered(path, read_json(path), what="the vocabulary")
         source, target = (read_bytes(folder / name) for name in MODELS)
@@ -115,9 +115,7 @@ class Marian(Tokenizer):
 
     def save(self, folder: Path) -> None:
         """Write the files that MarianTokenizer reads."""
-        tokens = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
-        if self.special.mask is not None:
-            tokens["mask"] = "<mask>"
+        tokens = _ROLES if self.special.mask is None else {**_ROLES, "mask": "<mask>"}
         languages = dict(zip(_LANGUAGES, self.languages, strict=True))
         config = token_files(tokens, tokenizer_class="MarianTokenizer", **languages)
         models = dict(zip(MODELS, self.models, strict=True))

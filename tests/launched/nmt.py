@@ -126,7 +126,7 @@ def by_heart(home: Path) -> float:
     tokenizer = load(run.tokenizer.path)
     manifest, found = translation.prepared(run.data, tokenizer)
     part = held_out.of_corpus(run.data, manifest, found, tokenizer, None)["valid"]
-    scores, _ = translation_scores.text_scores(job.engine, part, run.search)
+    scores, _ = translation_scores.scored_translations(job.engine, part, run.search)
     return scores["eval_bleu"].value or 0.0
 
 
