@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ala_encoder.errors import UserError, nearest
 from ala_encoder.glue import TASKS
+from ala_encoder.records import SPEED, RunSummary
 from ala_encoder.reporting import OFFICIAL, Row, Table, start_matters
 from ala_encoder.significance import Comparison
 
@@ -22,16 +23,20 @@ def render_markdown(
     plot: str | None,
     floors: Floors | None = None,
     floors_source: str | None = None,
+    more: Mapping[tuple[str, str], Sequence[str]] | None = None,
 ) -> str:
     """Return the report: the summary, a section a table, then the plot when there is one.
+
+    more: by task and data the lines of what else there is about a table, behind its section.
 
     Raises UserError for a floor of data or a score that the summary does not have.
     """
     lines = ["# Comparison", "", *_summary(found, floors or {}, floors_source)]
     for item in found:
-        lines += _section(item)
+        lines += [*_section(item), *(more or {}).get((item.task, item.data_name), ())]
     if plot is not None:
-        lines += [f"![scores against encoder attention parameters]({plot})", ""]
+        whose = " and ".join(dict.fromkeys(item.attention for item in found if item.rows))
+        lines += [f"![scores against {whose} parameters]({plot})", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -46,7 +51,7 @@ def _summary(found: Sequence[Table], floors: Floors, source: str | None) -> list
     numbers = ["n", "median", "mean", "sd", *(["floor"] if floors else [])]
     body = []
     for item, name in shown:
-        digits = _digits(item, name)
+        digits = digits_of(item, name)
         floor = floors.get(item.data_name, {}).get(name)
         for row in item.rows:
             values = row.values(name)
@@ -62,7 +67,7 @@ def _summary(found: Sequence[Table], floors: Floors, source: str | None) -> list
     text = "Over n seeds; sd is the sample standard deviation (ddof 1)."
     if floors:
         text += f" Floor: {source or 'given by the settings'}."
-    return ["## Summary", "", text, "", *_pipes([*words, *numbers], body, len(words)), ""]
+    return ["## Summary", "", text, "", *table_lines([*words, *numbers], body, len(words)), ""]
 
 
 def render_comparisons(found: Sequence[Comparison]) -> str:
@@ -80,14 +85,16 @@ def render_comparisons(found: Sequence[Comparison]) -> str:
         "differences of the resamples (bs), and the p-value of sacreBLEU's paired bootstrap.",
     ]
     signed = [f"Signature: `{signature}`." for signature in signatures]
-    lines = ["## Paired bootstrap", "", *text, *signed, "", *_pipes(head, body, 2)]
+    lines = ["## Paired bootstrap", "", *text, *signed, "", *table_lines(head, body, 2)]
     return "\n".join(lines) + "\n"
 
 
 def _main(item: Table) -> list[str]:
-    """Return the official scores of a table; of a language model its loss."""
+    """Return the official scores of a table; of a language model its loss, of a causal one also
+    its perplexity."""
     official = [name for name in item.metrics if name in OFFICIAL]
-    return official or [name for name in item.metrics if name == "eval_loss"]
+    own = ("eval_loss", "eval_perplexity") if item.task == "clm" else ("eval_loss",)
+    return official or [name for name in item.metrics if name in own]
 
 
 def _check_floors(floors: Floors, shown: Sequence[tuple[Table, str]]) -> None:
@@ -111,7 +118,7 @@ def _check_floors(floors: Floors, shown: Sequence[tuple[Table, str]]) -> None:
 def _section(item: Table) -> list[str]:
     lines = [f"## {item.task} on {item.data_name}", "", _caption(item), ""]
     if item.rows:
-        lines += [*_grid(item), ""]
+        lines += [*grid(item), ""]
     if mixed := _mixed(item):
         lines += [*mixed, ""]
     if item.left_out:
@@ -121,9 +128,8 @@ def _section(item: Table) -> list[str]:
 
 def _mixed(item: Table) -> list[str]:
     """Return a line for each row whose runs differ in more than their seeds."""
-    starts = start_matters(item.rows)
     return [
-        f"- {row.variant}{f', {row.start}' if starts else ''}: averaged although "
+        f"- {item.named(row)}: averaged although "
         + "; ".join(f"{name} differs: {', '.join(values)}" for name, values in found.items())
         for row in item.rows
         if (found := row.differing())
@@ -138,14 +144,31 @@ def _caption(item: Table) -> str:
     runs = [run for row in item.rows for run in row.runs]
     taken = []
     for split in sorted({split for run in runs for split in run.counts}):
-        sizes = sorted({run.counts[split] for run in runs if split in run.counts})
-        size = " to ".join(f"{number:,}" for number in dict.fromkeys((sizes[0], sizes[-1])))
+        size = _range({run.counts[split] for run in runs if split in run.counts})
         unit = "examples" if item.task in TASKS else "targets"
         taken.append(f"{split} {size} {unit}")
     if taken:
-        text += f" Scores taken over: {', '.join(taken)}."
+        text += f" Scores taken over: {', '.join(taken + _own_counts(runs))}."
     signatures = dict.fromkeys(run.signatures.get("bleu") for run in runs)
     return " ".join([text, *(f"BLEU: `{found}`." for found in signatures if found)])
+
+
+def _own_counts(runs: Sequence[RunSummary]) -> list[str]:
+    """Return what single scores are taken over, such as `337,140 bytes (eval_bits_per_byte)`."""
+    units = {"bits_per_byte": "bytes", "word_perplexity": "words", SPEED: "logged values"}
+    found: dict[str, set[int]] = {}
+    for name, count in (pair for run in runs for pair in run.units.items()):
+        found.setdefault(name, set()).add(count)
+    return [
+        f"{_range(counts)} {unit} ({name})"
+        for name, counts in sorted(found.items())
+        for end, unit in units.items()
+        if name.endswith(end)
+    ]
+
+
+def _range(numbers: set[int]) -> str:
+    return " to ".join(f"{number:,}" for number in dict.fromkeys((min(numbers), max(numbers))))
 
 
 def _units(item: Table) -> str:
@@ -155,33 +178,32 @@ def _units(item: Table) -> str:
     return "losses in nats" + ", perplexity per target piece" * ("perplexity" in names)
 
 
-def _grid(item: Table) -> list[str]:
+def grid(item: Table, sizes: bool = True) -> list[str]:
+    """Return the lines of a table's means over seeds; sizes: with parameter counts."""
     starts = start_matters(item.rows)
     head = [
         "variant",
         *(["start"] if starts else []),
         "n",
         "seeds",
-        "encoder attention",
-        "Q/K groups",
-        "total",
+        *([item.attention, "Q/K groups", "total"] if sizes else []),
         *item.metrics,
     ]
-    digits = {name: _digits(item, name) for name in item.metrics}
+    counted = [item.attention.replace(" ", "_"), "qk_groups", "total"] if sizes else []
+    digits = {name: digits_of(item, name) for name in item.metrics}
     body = []
     for row in item.rows:
         start = [row.start] if starts else []
-        sizes = [
-            f"{row.parameters[name]:,}" if name in row.parameters else "-"
-            for name in ("encoder_attention", "qk_groups", "total")
+        counts = [
+            f"{row.parameters[name]:,}" if name in row.parameters else "-" for name in counted
         ]
         seeds = ", ".join(str(run.seed) for run in row.runs)
         cells = [_cell(row, name, digits[name]) for name in item.metrics]
-        body.append([row.variant, *start, str(len(row.runs)), seeds, *sizes, *cells])
-    return _pipes(head, body, 2 if starts else 1)
+        body.append([row.variant, *start, str(len(row.runs)), seeds, *counts, *cells])
+    return table_lines(head, body, 2 if starts else 1)
 
 
-def _pipes(head: Sequence[str], body: Sequence[Sequence[str]], texts: int) -> list[str]:
+def table_lines(head: Sequence[str], body: Sequence[Sequence[str]], texts: int) -> list[str]:
     """Return the lines of a Markdown table, padded so that it reads as plain text too.
 
     The first `texts` columns are words and stand left, those of numbers right.
@@ -199,7 +221,7 @@ def _pipes(head: Sequence[str], body: Sequence[Sequence[str]], texts: int) -> li
     ]
 
 
-def _digits(item: Table, metric: str) -> int:
+def digits_of(item: Table, metric: str) -> int:
     largest = max(abs(value) for row in item.rows for value in row.values(metric))
     return 4 if largest < 10 else 2 if largest < 1000 else 1
 

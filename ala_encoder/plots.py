@@ -1,7 +1,8 @@
 """Drawings, as PNG files that are the same byte for byte each time.
 
 For: the loss of one run over its steps, and scores against parameter counts. Not for: which runs
-and numbers are drawn (`reporting`), what attention does (`analysis.figures`). matplotlib is
+and numbers are drawn (`reporting`), curves and bars of many runs (`charts`), what attention does
+(`analysis.figures`). matplotlib is
 imported when something is drawn.
 """
 
@@ -39,6 +40,8 @@ class Panel:
     title: str
     metric: str
     points: tuple[Point, ...]
+    size: str = "encoder attention parameters"
+    """What the abscissa counts."""
 
 
 def draw_loss(
@@ -63,7 +66,7 @@ def draw_loss(
 
 
 def draw_scores(path: Path, panels: Sequence[Panel]) -> None:
-    """Draw scores against encoder attention parameters, side by side, each mark labelled.
+    """Draw scores against attention parameters, side by side, each mark labelled.
 
     A mark is the mean over seeds, its bar ± the sample standard deviation (ddof 1), and the small
     dots are the single seeds. Variants of about one size stand side by side around it.
@@ -102,7 +105,7 @@ def _scatter(axes: Axes, panel: Panel) -> list[_Mark]:
             axes.plot([x] * len(values), values, ".", color=mark.color, alpha=0.5)
         marks.append(mark)
     moved = {mark.x for mark in marks} - {float(point.x) for point in panel.points}
-    size = "encoder attention parameters" + (", about equal ones side by side" if moved else "")
+    size = panel.size + (", about equal ones side by side" if moved else "")
     axes.set(title=panel.title, xlabel=size, ylabel=panel.metric)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.ticklabel_format(axis="y", useOffset=False)

@@ -3,7 +3,8 @@
 For: `reporting`. Not for: tables and plots, or writing a run's log (`tracking`).
 
 The scores of a run are the last values of its metrics named eval_* and test_*. The count a score
-was taken over is that of its split: eval_targets or eval_examples, test_examples.
+was taken over is that of its split, eval_targets or eval_examples, test_examples; of
+eval_bits_per_byte it is eval_bytes, of eval_word_perplexity eval_words.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import csv
 import glob
 import io
 import re
+import statistics
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 
 from ala_encoder.errors import UserError, nearest
@@ -23,7 +25,11 @@ from ala_encoder.tracking import EVENTS, search
 from ala_encoder.tracking.events import Points, events_from
 
 _SCORE = re.compile(r"(eval|test)_\w+")
-_COUNT = re.compile(r"((?:eval|test)\w*)_(?:targets|examples)")
+_COUNT = re.compile(r"((?:eval|test)\w*)_(targets|examples|bytes|words)")
+_OWN_COUNTS = {"bytes": "bits_per_byte", "words": "word_perplexity"}
+"""Unit → the one score that is taken over it."""
+SPEED = "train_tokens_per_second"
+"""Of a causal language model: the median of what was logged while it was trained."""
 _FLAG = "_nonfinite"
 _SIGNATURE = "_signature"
 _SETTING = re.compile(
@@ -50,7 +56,8 @@ class Record:
     """None where the source does not tell it: MLflow's columns."""
     value: float
     n: int | None
-    """The targets or examples a score was taken over; None for what is no score."""
+    """The targets, examples, bytes, words or logged points that a score was taken over; None for
+    what is no score."""
     final: bool
 
 
@@ -82,6 +89,10 @@ class RunSummary:
     """Settings that decide a score, but for the seed; one that MLflow cut is not among them."""
     signatures: Mapping[str, str] = field(default_factory=dict)
     """sacreBLEU's signature of each kind of score of translations, such as bleu."""
+    units: Mapping[str, int] = field(default_factory=dict)
+    """Score → what it was taken over, where that is not the count of its split."""
+    folder: Path | None = None
+    """None: it was read from MLflow."""
 
 
 # ---- reading
@@ -132,6 +143,7 @@ def read_folder(folder: Path) -> tuple[RunSummary, list[Record]]:
         run_id=card.get("mlflow_run_id"),
         started=started,
     )
+    summary = _with_speed(replace(summary, folder=folder), curves)
     steps = {name: step for name, (step, _) in points.last.items()}
     curve = [
         _record(summary, name, step, value, final=False)
@@ -139,6 +151,14 @@ def read_folder(folder: Path) -> tuple[RunSummary, list[Record]]:
         if not _COUNT.fullmatch(name)
     ]
     return summary, curve + final_records(summary, steps)
+
+
+def _with_speed(run: RunSummary, curves: Iterable[tuple[str, int, float]]) -> RunSummary:
+    found = [value for name, _, value in curves if name == SPEED]
+    if run.task != "clm" or not found:
+        return run
+    scores = {**run.scores, SPEED: statistics.median(found)}
+    return replace(run, scores=scores, units={**run.units, SPEED: len(found)})
 
 
 def read_mlflow(uri: str | None, experiment: str) -> list[tuple[RunSummary, list[Record]]]:
@@ -193,9 +213,13 @@ def _summary(
     missing = [name for name in ("variant", "seed", "task") if not params.get(name)]
     if missing or not params["seed"].isdecimal():
         raise UserError(f"{run}: its log names no {missing[0] if missing else 'whole seed'}")
-    counts = {
-        match[1]: int(value) for name, value in last.items() if (match := _COUNT.fullmatch(name))
-    }
+    counts, units = {}, {}
+    for name, value in last.items():
+        if match := _COUNT.fullmatch(name):
+            if match[2] in _OWN_COUNTS:
+                units[f"{match[1]}_{_OWN_COUNTS[match[2]]}"] = int(value)
+            else:
+                counts[match[1]] = int(value)
     bad = {name[: -len(_FLAG)] for name in last if _SCORE.match(name) and name.endswith(_FLAG)}
     scores = {
         name: float(value)
@@ -235,6 +259,7 @@ def _summary(
             for name, value in params.items()
             if name.endswith(_SIGNATURE)
         },
+        units=units,
     )
 
 
@@ -242,6 +267,8 @@ def _record(run: RunSummary, metric: str, step: int | None, value: float, *, fin
     splits = [split for split in run.counts if metric.startswith(f"{split}_")]
     scored = splits and not metric.endswith(_FLAG)
     n = run.counts[max(splits, key=len)] if scored else None
+    if final or metric != SPEED:
+        n = run.units.get(metric, n)
     return Record(run.run, run.variant, run.task, run.seed, metric, step, float(value), n, final)
 
 

@@ -31,7 +31,11 @@ OFFICIAL = (
 )
 """The official scores of GLUE and translation, in the order of the tables."""
 _PLOTTED = (*OFFICIAL, "eval_loss")
-_ORDER = (*OFFICIAL, "test_loss", "eval_loss", "eval_unigram_loss", "eval_perplexity")
+_ORDER = (
+    *(*OFFICIAL, "test_loss", "eval_loss", "eval_unigram_loss", "eval_perplexity"),
+    *("eval_bits_per_token", "eval_bits_per_byte", "eval_word_perplexity"),
+    *("eval_top1", "eval_top5", "eval_gate"),
+)
 _REASONS = {
     "FAILED": "it failed",
     "KILLED": "it was stopped",
@@ -49,6 +53,12 @@ class Row:
     parameters: Mapping[str, int]
     runs: tuple[RunSummary, ...]
     """The runs averaged, by seed."""
+
+    @property
+    def attention(self) -> int:
+        """Return the attention parameters of the encoder, or of a model that has none."""
+        sizes = self.parameters
+        return sizes.get("encoder_attention", sizes.get("decoder_attention", 0))
 
     @property
     def start(self) -> str:
@@ -81,6 +91,24 @@ class Table:
     left_out: tuple[str, ...]
     """One sentence a run or score that is not averaged."""
 
+    @property
+    def attention(self) -> str:
+        """Return whose attention is counted: `encoder attention`, or that of a decoder alone."""
+        sizes = [row.parameters for row in self.rows]
+        alone = any("decoder_attention" in size for size in sizes)
+        is_decoder = alone and not any("encoder_attention" in size for size in sizes)
+        return f"{'decoder' if is_decoder else 'encoder'} attention"
+
+    def named(self, row: Row) -> str:
+        """Return the variant of a row, with its start where that matters."""
+        return f"{row.variant}, {row.start}" if start_matters(self.rows) else row.variant
+
+    def unique(self, row: Row) -> str:
+        """Return the same, with its parameters where another row has that name too."""
+        name = self.named(row)
+        alike = sum(self.named(other) == name for other in self.rows)
+        return name if alike == 1 else f"{name}, {row.parameters.get('total', 0):,} parameters"
+
 
 def start_matters(rows: Iterable[Row]) -> bool:
     """Tell whether some of the variants were pretrained and others not."""
@@ -99,7 +127,7 @@ def tables(summaries: Sequence[RunSummary]) -> list[Table]:
 def table(summaries: Sequence[RunSummary], task: str, data_name: str) -> Table:
     """Return the table of a task and data set: a row for each variant, size and start.
 
-    Rows are sorted by encoder attention parameters, the largest first, then by name. Of runs that
+    Rows are sorted by attention parameters, the largest first, then by name. Of runs that
     started at an unknown time the first given counts as the newest.
     """
     groups: dict[tuple[object, ...], dict[int, RunSummary]] = {}
@@ -120,7 +148,7 @@ def table(summaries: Sequence[RunSummary], task: str, data_name: str) -> Table:
     rows = [_row(list(seeds.values())) for seeds in groups.values()]
     rows.sort(
         key=lambda row: (
-            -row.parameters.get("encoder_attention", 0),
+            -row.attention,
             row.variant,
             row.pretrained,
             row.parameters.get("total", 0),
@@ -145,7 +173,7 @@ def _ordered(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def panels(found: Sequence[Table], metric: str | None = None) -> list[Panel]:
-    """Return a score against encoder attention parameters, a panel a table that has rows.
+    """Return a score against attention parameters, a panel a table that has rows.
 
     metric: None takes the first of the official scores, eval_loss, then any other score, that all
     averaged runs of the table have. Raises UserError when there is none, and for a metric
@@ -176,13 +204,13 @@ def _shared(item: Table) -> str:
 
 
 def _panel(item: Table, metric: str) -> Panel:
-    starts, points = start_matters(item.rows), []
-    for row in item.rows:
-        if values := row.values(metric):
-            start = f", {row.start}" if starts else ""
-            size = row.parameters.get("encoder_attention", 0)
-            points.append(Point(f"{row.variant}{start}", size, values))
-    return Panel(f"{item.task} on {item.data_name}", metric, tuple(points))
+    points = [
+        Point(item.named(row), row.attention, values)
+        for row in item.rows
+        if (values := row.values(metric))
+    ]
+    size = f"{item.attention} parameters"
+    return Panel(f"{item.task} on {item.data_name}", metric, tuple(points), size)
 
 
 def plot_run(folder: Path) -> Path | None:

@@ -1,6 +1,6 @@
 """Write docs/results.md, and the table of README.md, from the folders of docs/results/.
 
-Each folder holds report.md (and scores.png) as `python -m pipelines.compare … output=FOLDER` wrote
+Each folder holds report.md (and its plots) as `python -m pipelines.compare … output=FOLDER` wrote
 them, and intro.md: what was run, when and on what. Nothing in the tables is typed by hand.
 
     python docs/build_results.py
@@ -8,6 +8,7 @@ them, and intro.md: what was run, when and on what. Nothing in the tables is typ
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -25,8 +26,8 @@ def tables(folder: Path) -> str:
 def section(folder: Path) -> str:
     """Return a folder's intro and tables, with links that fit docs/results.md."""
     intro = (folder / "intro.md").read_text(encoding="utf-8").strip()
-    link = f"](results/{folder.name}/scores.png)"
-    return f"{intro}\n\n{tables(folder)}".replace("](scores.png)", link)
+    text = f"{intro}\n\n{tables(folder)}"
+    return re.sub(r"\]\(([^/()]+\.png)\)", rf"](results/{folder.name}/\1)", text)
 
 
 def main() -> int:

@@ -32,6 +32,7 @@ def main(settings: AnalyzeRun) -> None:
         raise UserError("analyze: is one process, start it without a launcher")
 
     from ala_encoder.analysis.figures import draw_receptive_fields
+    from ala_encoder.analysis.receptive_field import THRESHOLD
     from ala_encoder.memory import keep_freed_memory
 
     keep_freed_memory()
@@ -41,7 +42,7 @@ def main(settings: AnalyzeRun) -> None:
         lengths = {exported.card.data.length for exported in exports}
         trained = min(lengths) if len(lengths) == 1 else None
         path = settings.output / "receptive_field.png"
-        draw_receptive_fields(path, "receptive fields", fields, trained)
+        draw_receptive_fields(path, "receptive fields", fields, trained, THRESHOLD)
         ranks.say(f"{len(exports)} exports: drawn in {path}")
 
 
@@ -90,7 +91,8 @@ def _analyzed(exported: Export | CausalExport, settings: AnalyzeRun) -> list[Fie
     told = {"threshold": THRESHOLD, "theory": None if theory is None else asdict(theory)}
     records = [field.record for field in fields]
     write_json(folder / "receptive_field.json", {**about, **told, "fields": records})
-    draw_receptive_fields(folder / "receptive_field.png", name, fields, text.data.length)
+    plot = folder / "receptive_field.png"
+    draw_receptive_fields(plot, name, fields, text.data.length, THRESHOLD)
     _log_fits(model, folder, about)
     ranks.say(f"{name}: written to {folder}")
     return [field._replace(label=f"{name}, {field.label}") for field in fields]

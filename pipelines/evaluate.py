@@ -151,6 +151,7 @@ def _text(exported: AnyExport, settings: EvaluateRun) -> _Data:
     from safetensors.numpy import save_file
 
     from ala_encoder import corpus, evaluation, manifests, metrics, ranks
+    from ala_encoder.analysis.lengths import targets_digest
     from ala_encoder.export import CausalExport
     from ala_encoder.files import write_aside
     from ala_encoder.kernels import watch_pruning
@@ -189,7 +190,10 @@ def _text(exported: AnyExport, settings: EvaluateRun) -> _Data:
             found |= evaluation.pruning_scores(attentions)
         if ranks.is_main():
             written = {name: metrics.Score(value) for name, value in found.items()}
-            how = {} if protocol is None else {"protocol": protocol.model_dump()}
+            how: dict[str, Any] = {}
+            if protocol is not None:
+                targets = targets_digest(arrays[split], single)
+                how = {"protocol": protocol.model_dump(), "targets": targets}
             evaluation.write_scores(folder, task, split, manifest.name, written, how)
             if single:
                 path = folder / f"{split}.safetensors"

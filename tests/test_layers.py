@@ -15,18 +15,18 @@ ROOT = Path(__file__).resolve().parents[1]
 TIERS: list[set[str]] = [
     {"errors", "keyed", "settings", "heads", "biases", "positions", "ranks", "tokenizer",
      "generated", "generated_pairs", "files", "lines", "memory", "streams", "pipes", "signals",
-     "slurm"},
+     "slurm", "lead"},
     {"kernels", "attention", "corpus", "objectives", "metrics", "optim", "glue", "quickstart",
      "parameters", "command", "plots", "labelled", "splits", "tables", "named_datasets", "sources",
      "functional", "manifests", "task_files", "language_model", "banks", "parallel", "cleaning",
-     "cache", "dropout", "chunked_loss", "parallel_corpus", "parallel_manifests", "bleu"},
+     "cache", "dropout", "charts", "chunked_loss", "parallel_corpus", "parallel_manifests", "bleu"},
     {"blocks", "batches"},
     {"examples", "models"},
     {"checkpoint", "engine", "tracking", "hub", "export", "cards", "environment", "evaluation",
      "records", "decoding", "averaging", "gates"},
     {"training", "goal", "progress", "runs", "reporting", "markdown", "finetuning", "analysis",
      "translation", "held_out", "translation_scores", "transfer", "translator", "significance",
-     "denoising", "causal_lm", "protocols",
+     "denoising", "causal_lm", "protocols", "causal_report", "causal_markdown",
      "generation"},
 ]  # fmt: skip
 """A module imports from its own tier or a lower one, and never in a circle."""

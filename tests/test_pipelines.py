@@ -29,6 +29,7 @@ from ala_encoder.settings.experiment import (
     PretrainRun,
 )
 from ala_encoder.settings.loader import dump, load
+from ala_encoder.settings.suite import SuiteRun
 from ala_encoder.settings.task import TaskSettings
 from pipelines.__main__ import main as ala
 from pipelines.__main__ import names
@@ -46,6 +47,7 @@ SHIPPED = sorted(
 FINETUNED = [name for name in SHIPPED if name.startswith("glue/") or name == "demo/finetune.yaml"]
 SCRATCH = ["small/sst2_scratch.yaml"]
 COMPARED = ["small/compare_glue.yaml"]
+SUITES = ["small/suite_clm.yaml", "small/suite_length.yaml"]
 TRANSLATION = [name for name in SHIPPED if name.startswith(("nmt/", "nmt_small/"))]
 TRANSLATION += ["demo/a3.yaml", "demo/l3.yaml"]
 CAUSAL = [
@@ -53,7 +55,7 @@ CAUSAL = [
     for name in SHIPPED
     if name.startswith(("wt103/", "extrapolation/", "small/clm", "small/length"))
 ]
-OTHERS = {*FINETUNED, *SCRATCH, *COMPARED, *TRANSLATION}
+OTHERS = {*FINETUNED, *SCRATCH, *COMPARED, *SUITES, *TRANSLATION}
 PRETRAINED = [name for name in SHIPPED if name not in OTHERS]
 
 ATTENTION = {
@@ -111,7 +113,7 @@ def test_every_config_is_of_a_known_kind() -> None:
     assert {"demo/full.yaml", "demo/band6_tied.yaml", "demo/gated_distbias.yaml",
             "small/books.yaml"} < set(PRETRAINED)  # fmt: skip
     # twelve layouts each of EN-DE, EN-RU and the small version, which has two biases besides; demo
-    assert len(TRANSLATION) == 40
+    assert len(TRANSLATION) == 41
     assert {*ATTENTION, *TOTAL} <= set(SHIPPED)
 
 
@@ -142,7 +144,7 @@ def test_the_rows_that_the_sources_name_are_there() -> None:
     assert {"sandwich64", "sandwich", "sandwich256", "sinusoidal", "learned", "rotary"} <= rows
     assert {"alibi", "kerple_log", "kerple_power", "t5", "distbias", "gated_distbias"} <= rows
     assert {"window160_1024", "alibi_shift6_2048"} <= rows
-    assert sum(name == "small/length.yaml" for name, _ in SWEEPS) == 10
+    assert {Path(name).stem for name in CAUSAL} >= {"length", "length_window", "length_sandwich"}
 
 
 @pytest.mark.parametrize(("name", "line"), SWEEPS)
@@ -183,6 +185,19 @@ def test_a_comparison_loads_and_says_where_its_floors_come_from(name: str, tmp_p
     assert settings.floors and settings.floors_source
     dump(settings, tmp_path / "settings.yaml")
     assert load(tmp_path / "settings.yaml", [], CompareRun) == settings
+
+
+@pytest.mark.parametrize(("name", "number", "variants"), [(SUITES[0], 9, 3), (SUITES[1], 10, 10)])
+def test_a_suite_s_trainings_load_and_differ_by_variant_and_seed(
+    name: str, number: int, variants: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    settings = load(CONFIGS / name, [], SuiteRun)
+    cells = [load(cell.config, cell.overrides, PretrainRun) for cell in settings.cells]
+    assert len(cells) == number == len({(cell.variant, cell.seed) for cell in cells})
+    assert len({cell.variant for cell in cells}) == variants
+    assert settings.baseline in {None, *(cell.variant for cell in cells)}
+    assert len({(cell.data, cell.tokenizer, cell.train) for cell in cells}) == 1
 
 
 @pytest.mark.parametrize("name", SCRATCH)
@@ -277,8 +292,9 @@ def test_help_names_every_setting(name: str, invoke: Callable[..., tuple[int, st
 
 
 def documented() -> list[str]:
-    """Return the commands in the README's shell blocks that start a pipeline."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Return the commands that start a pipeline, of the shell blocks of README and docs/causal."""
+    pages = (ROOT / "README.md", ROOT / "docs" / "causal.md")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [
@@ -293,7 +309,9 @@ def test_the_readme_has_commands() -> None:
 @pytest.mark.parametrize("line", documented())
 def test_a_command_of_the_readme_is_accepted(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    words = shlex.split(line, comments=True)
+    given = shlex.split(line, comments=True)
+    globs = {word for word in given if "*" in word and "=" not in word}  # the shell finds two
+    words = [w for word in given for w in ([f"{word}1", f"{word}2"] if word in globs else [word])]
     place = next(i for i, word in enumerate(words) if word.startswith("pipelines."))
     cls, options = signature(words[place].removeprefix("pipelines."))
     code = command.run(lambda *_: None, cls, "", argv=words[place + 1 :], **options)

@@ -24,6 +24,7 @@ from ala_encoder.settings.experiment import (
     FinetuneRun,
     PretrainRun,
 )
+from ala_encoder.settings.suite import SuiteRun
 from ala_encoder.settings.train import TokenTrainSettings, TrainSettings, split_batch
 from ala_encoder.settings.translation import TranslationRun
 
@@ -645,6 +646,8 @@ def test_every_shipped_settings_file_loads_and_dumps(path: Path, tmp_path: Path)
     overrides = [] if "variant" in data else ["variant=x"]  # a file that others have as their base
     if "runs" in data:
         cls, overrides = CompareRun, []
+    elif "configs" in data:
+        cls, overrides = SuiteRun, []
     elif "task" in data.get("data", {}):
         cls, overrides = FinetuneRun, [] if "model" in data else ["init=runs/x", "data.path=GLUE"]
     elif data["model"]["family"] != "encoder" and "objective" not in data:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ala_encoder.analysis.logfit import LogFit
-from ala_encoder.analysis.receptive_field import THRESHOLD
 from ala_encoder.plots import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from ala_encoder.analysis.logfit import LogFit
 
 
 class Field(NamedTuple):
@@ -31,12 +31,13 @@ class Field(NamedTuple):
 
 
 def draw_receptive_fields(
-    path: Path, title: str, fields: Sequence[Field], trained: int | None
+    path: Path, title: str, fields: Sequence[Field], trained: int | None, threshold: float
 ) -> None:
     """Draw cumulative normalised gradients over the m nearest tokens, each ERF as a dot.
 
-    trained: the training length, a dotted line; window x layers: a short line in the colour of the
-    curve. Sides of an encoder are drawn apart where one field is all there is.
+    trained: the training length, a dotted line; threshold: of the ERF, a dashed line; window x
+    layers: a short line in the colour of the curve. Sides of an encoder are drawn apart where one
+    field is all there is.
     """
     with new_figure(7.0, 4.6) as figure:
         axes = figure.add_subplot()
@@ -54,7 +55,7 @@ def draw_receptive_fields(
             if len(fields) == 1 and "after" in record:
                 for side, style in (("before", "--"), ("after", "-.")):
                     axes.plot(places, record[side], color="0.4", linestyle=style, label=side)
-        axes.axhline(THRESHOLD, color="0.4", linestyle="--", linewidth=1)
+        axes.axhline(threshold, color="0.4", linestyle="--", linewidth=1)
         if trained is not None and trained < longest:
             axes.axvline(trained, color="0.4", linestyle=":", linewidth=1, label="training length")
         axes.set(

@@ -18,7 +18,7 @@ class CompareRun(Section):
     runs: tuple[str, ...] = ()
     """Run folders or globs; empty: the runs of the MLflow experiment."""
     output: Path = Path("runs/compare")
-    """Folder of report.md, report.csv and scores.png."""
+    """Folder of report.md, report.csv and the plots."""
     metric: str | None = None
     """Metric of the plot; none: the first that runs share."""
     floors: dict[str, dict[str, float]] | None = None
@@ -26,8 +26,9 @@ class CompareRun(Section):
     floors_source: str | None = None
     """Where the floors come from, in a line."""
     baseline: str | None = None
-    """A translation run, or a variant whose run of the same seed is taken: the BLEU of the other
-    `runs` is tested against it by paired bootstrap resampling."""
+    """A variant, or a run of it, that the others are tested against: language models and GLUE over
+    their seeds by the paired t-test, the BLEU of translation runs by paired bootstrap resampling,
+    against that run or the variant's of the same seed."""
     translations: str = "eval/test"
     """Where in a run folder the translations are that are tested: eval/test.translations.txt."""
     samples: Annotated[int, Field(ge=100)] = 1000
@@ -46,7 +47,7 @@ class CompareRun(Section):
     @model_validator(mode="after")
     def _tested(self) -> CompareRun:
         if self.baseline is not None and not self.runs:
-            raise UserError("baseline: needs `runs`, whose folders hold the translations")
+            raise UserError("baseline: needs `runs`, whose folders hold what is tested")
         for name in ("translations", "samples"):
             is_default = getattr(self, name) == type(self).model_fields[name].default
             if self.baseline is None and not is_default:

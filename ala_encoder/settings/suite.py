@@ -56,6 +56,8 @@ class SuiteRun(Section):
     """Further overrides of all cells, as in optim.learning_rate=1e-4."""
     output: Path = Path("runs")
     """Folder of the cells' run folders; the table goes to output/NAME."""
+    baseline: str | None = None
+    """Variant that the others are tested against in the table, over the seeds."""
     ranks: Annotated[int, Field(ge=1)] = 1
     """Processes a cell; more than one are started by the deepspeed launcher."""
     cell: NonNegativeInt | None = None

@@ -1,0 +1,248 @@
+"""The report's words on causal language models: runs, tests over seeds, locality, lengths.
+
+For: `causal_report`. Not for: the aggregate table and all other models (`markdown`).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ala_encoder.analysis.findings import Field, Fields, Localities
+from ala_encoder.analysis.lengths import AtLength, ByLength, LengthTable
+from ala_encoder.analysis.seeds import Learned, SeedTest
+from ala_encoder.analysis.statistics import Aggregate, PairedTest
+from ala_encoder.markdown import digits_of, grid, table_lines
+from ala_encoder.records import RunSummary
+from ala_encoder.reporting import Table
+
+
+def labels(item: Table) -> dict[str, str]:
+    """Return by run name its variant, with its seed where there are several of the variant."""
+    return {
+        run.run: item.unique(row) + (f" ({run.seed})" if len(row.runs) > 1 else "")
+        for row in item.rows
+        for run in row.runs
+    }
+
+
+def runs(item: Table) -> list[str]:
+    """Return the section of single runs: each score, and the counts they were taken over."""
+    digits = {name: digits_of(item, name) for name in item.metrics}
+    units = {"eval_bits_per_byte": "bytes", "eval_word_perplexity": "words"}
+    units = {name: unit for name, unit in units.items() if name in item.metrics}
+    body = []
+    for row in item.rows:
+        for run in row.runs:
+            scores = [_number(run.scores.get(name), digits[name]) for name in item.metrics]
+            counts = [run.counts.get("eval"), *(run.units.get(name) for name in units)]
+            total = run.parameters.get("total")
+            sizes = [_count(one) for one in (total, *counts)]
+            body.append([run.run, item.unique(row), str(run.seed), sizes[0], *scores, *sizes[1:]])
+    head = ["run", "variant", "seed", "total", *item.metrics, "targets", *units.values()]
+    return ["### Runs", "", *table_lines(head, body, 2), ""]
+
+
+def tests(baseline: str, found: Sequence[SeedTest]) -> list[str]:
+    """Return the section of paired tests over seeds; what cannot be tested is told."""
+    text = [
+        "The variant's score less that of the baseline, of runs of the same seed; sd is the sample",
+        "standard deviation (ddof 1) of the differences over n seeds, p that of the two-sided",
+        "paired t-test, not corrected for the number of tests.",
+    ]
+    body, untested = [], dict[tuple[str, str], list[str]]()
+    for one in found:
+        test = one.test
+        cells = [_signed(test.difference), _short(test.sd), *_t(test)]
+        body.append([one.variant, one.metric, str(test.n), *cells])
+        if test.p is None:
+            why = test.reason if one.seeds else "no seed is in both"
+            untested.setdefault((one.variant, why or ""), []).append(one.metric)
+    head = ["variant", "score", "n", "difference", "sd", "t", "df", "p"]
+    lines = [f"### Paired tests over seeds against {baseline}", "", *text, ""]
+    lines += [*table_lines(head, body, 2), ""]
+    notes = [
+        f"- {variant}: no test of {', '.join(names)}: {why}"
+        for (variant, why), names in untested.items()
+    ]
+    return [*lines, *notes, *([""] if notes else [])]
+
+
+def localities(found: Sequence[Localities]) -> list[str]:
+    """Return the section on how local attention is, a table for each text."""
+    lines = []
+    for one in found:
+        uniform = [f"{name} {value:.4g}" for name, value in one.uniform.items()]
+        text = (
+            f"On {one.about}; mean ± sample standard deviation (ddof 1) over n runs, each averaged "
+            f"over layers, heads and queries ({one.queries:,} of each head). expected_distance in "
+            "tokens, mass@w the weight at |i − j| ≤ w, entropy in nats. Equal weights on all "
+            f"visible keys give {', '.join(uniform)}."
+        )
+        lines += ["### Locality", "", text, "", *grid(one.table, sizes=False), ""]
+    return lines
+
+
+def missing(what: str, folders: Sequence[Path], output: Path) -> list[str]:
+    """Return what makes what is not there yet."""
+    if not folders:
+        return []
+    command = ["python", "-m", "pipelines.analyze", *map(str, folders)]
+    if len(folders) > 1:
+        command.append(f"output={output}")
+    names = ", ".join(folder.name for folder in folders)
+    return [f"No {what} of {names}; this makes it: `{shlex.join(command)}`.", ""]
+
+
+def learned(variant: str, kind: str, seen: Learned) -> list[str]:
+    """Return the section on gates or slopes: at step 0 and at last, by layer and head."""
+    ends = dict.fromkeys(f"{step:,}" for step in seen.last_step)
+    t, _, p = _t(seen.moved)
+    change = f"change {_signed(seen.moved.difference)}"
+    if seen.moved.p is not None:
+        change += f", t({seen.moved.df}) = {t}, p = {p}, paired by run"
+    elif seen.moved.reason is not None:
+        change += f" (no test: {seen.moved.reason})"
+    digits = 4 if max(pair[1] for row in seen.heads for pair in row) >= 0.1 else 6
+    spread = ", ± sample standard deviation (ddof 1)" if seen.n > 1 else ""
+    text = (
+        f"Mean over layers and heads{spread}, n = {seen.n} runs: {_spread(seen.first, digits)} at "
+        f"step 0, {_spread(seen.last, digits)} at step {' or '.join(ends)}; {change}. A single "
+        f"head moved by {_spread(seen.by_head, digits)} up or down. By layer and head, means over "
+        "the runs:"
+    )
+    heads = max(map(len, seen.heads))
+    body = [
+        [str(layer), *(f"{first:.{digits}f} → {last:.{digits}f}" for first, last in row)]
+        for layer, row in enumerate(seen.heads)
+    ]
+    head = ["layer", *(f"head {number}" for number in range(heads))]
+    return [f"### {kind.capitalize()} of {variant}", "", text, "", *table_lines(head, body, 1), ""]
+
+
+def lengths(table: LengthTable, item: Table) -> list[str]:
+    """Return the section on one protocol: perplexity by length, then differences and who holds."""
+    names, spans = labels(item), table.lengths
+    about = f"over {table.targets:,} target tokens, the same for all models and lengths"
+    scores = [
+        [names[model.run.run], _count(model.trained), *(_perplexity(model.at(n)) for n in spans)]
+        for model in table.runs
+    ]
+    apart = [
+        [names[model.run.run], *(_apart(model, n) for n in spans), _count(model.holds_to)]
+        for model in table.runs
+    ]
+    alone = [
+        f"- {names[model.run.run]}: not scored at its training length, {_count(model.trained)}"
+        for model in table.runs
+        if model.trained is None or model.at(model.trained) is None
+    ]
+    return [
+        f"### Perplexity by length: {table.protocol}, {table.about}",
+        "",
+        f"Perplexity, in brackets the standard error of the loss in nats, {about}.",
+        "",
+        *table_lines(["model", "trained at", *map(_count, spans)], scores, 1),
+        "",
+        "Loss less that at the training length, of the same token each, ± its standard error. A",
+        "model holds (ours) where that is at most 2 standard errors, or perplexity at most 5 %",
+        "above.",
+        "",
+        *table_lines(["model", *map(_count, spans), "holds to"], apart, 1),
+        "",
+        *alone,
+        *([""] if alone else []),
+    ]
+
+
+def _perplexity(score: AtLength | None) -> str:
+    if score is None:
+        return "-"
+    if score.perplexity is None:
+        return "not finite"
+    digits = 2 if score.perplexity < 1000 else 0
+    return f"{score.perplexity:,.{digits}f} ({_number(score.loss.se, 4)})"
+
+
+def _apart(model: ByLength, length: int) -> str:
+    score = model.at(length)
+    if score is None or score.difference is None:
+        return "-"
+    text = f"{_number(score.difference.mean, 4, '+')} ± {_number(score.difference.se, 4)}"
+    if model.trained is not None and length > model.trained:
+        text += " holds" if score.holds else " fails"
+    return text
+
+
+def left_out(notes: Sequence[str]) -> list[str]:
+    """Return what was evaluated, but is in no table."""
+    return ["Not in a table by length:", "", *(f"- {note}" for note in notes), ""] if notes else []
+
+
+def fields(group: Fields, item: Table) -> list[str]:
+    """Return the section on receptive fields: ERF by length beside window x layers."""
+    names = labels(item)
+    body = []
+    for run, limit, measured in group.runs:
+        cells = [
+            next((_erf(one) for one in measured if one.length == length), "-")
+            for length in group.lengths
+        ]
+        share = _within(run, measured[-1])
+        body.append([names[run.run], "no limit" if limit is None else _count(limit), *cells, share])
+    text = (
+        f"On {group.about}. ERF: the smallest m so that tokens at a distance below m make more "
+        f"than {group.threshold:g} of the mean cumulative normalised gradient; in brackets the "
+        "mean of the segments' own ± its standard error. Last: the part of the gradient within "
+        "the training length, at the longest length."
+    )
+    head = [
+        "model",
+        "window x layers",
+        *(f"ERF at {n:,}" for n in group.lengths),
+        "within training",
+    ]
+    return ["### Receptive fields", "", text, "", *table_lines(head, body, 1), ""]
+
+
+def _erf(one: Field) -> str:
+    mean = one.record["mean_erf"]
+    own = f"{_number(mean['mean'], 1)} ± {_number(mean['se'], 1)}"
+    return f"{one.record['erf_of_mean_curve']:,} ({own})"
+
+
+def _within(run: RunSummary, one: Field) -> str:
+    told = run.settings.get("data.length", "")
+    curve = one.record["curve"]
+    is_known = told.isdecimal() and 0 < int(told) <= len(curve)
+    return f"{curve[int(told) - 1]:.4f}" if is_known else "-"
+
+
+# ---- numbers
+
+
+def _number(value: float | None, digits: int, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.{digits}f}"
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4g}"
+
+
+def _spread(found: Aggregate, digits: int) -> str:
+    mean = _number(found.mean, digits)
+    return mean if found.sd is None else f"{mean} ± {found.sd:.{digits}f}"
+
+
+def _t(test: PairedTest) -> tuple[str, str, str]:
+    p = "-" if test.p is None else f"{test.p:.4f}" if test.p >= 1e-4 else f"{test.p:.1e}"
+    return _number(test.t, 2, "+"), str(test.df), p

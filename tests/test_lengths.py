@@ -1,0 +1,331 @@
+"""Tables by length, and variants over seeds: what may stand side by side, and what is told."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ala_encoder import causal_markdown, causal_report, command
+from ala_encoder.analysis.findings import fields, localities
+from ala_encoder.analysis.lengths import length_tables, targets_digest
+from ala_encoder.analysis.seeds import check_baseline, learned, points_of, seed_tests
+from ala_encoder.errors import UserError
+from ala_encoder.files import write_json
+from ala_encoder.records import RunSummary, find_folders, read_folder
+from ala_encoder.reporting import Table, tables
+from ala_encoder.settings.compare import CompareRun
+from pipelines import compare
+from tests.test_reporting import logged
+
+SCORES = {"eval_loss": 3.0, "eval_perplexity": 20.1, "eval_targets": 900.0, "eval_bytes": 3600.0}
+
+
+def causal(root: Path, variant: str, seed: int = 1, **more: Any) -> Path:
+    params = {"data.length": 16, **more}
+    return logged(root / f"{variant}-{seed}", variant, seed, task="clm", scores=SCORES, **params)
+
+
+def summary(folder: Path) -> RunSummary:
+    return read_folder(folder)[0]
+
+
+def scored(
+    folder: Path, nll: dict[int, Any], where: str = "eval-x", more: Any = None, **how: Any
+) -> None:
+    """Write what `evaluate` writes."""
+    protocol = {"name": "last_token", "lengths": list(nll), "stride": None, "tokens": 4, **how}
+    record = {
+        "data": "books", "split": "valid", "scores": {}, "protocol": protocol, "targets": "abc",
+        **(more or {}),
+    }  # fmt: skip
+    write_json(folder / where / "valid.json", record)
+    alone = len(nll) == 1
+    arrays = {f"nll{'' if alone else f'/{n}'}": np.array(v, np.float32) for n, v in nll.items()}
+    save_file(arrays, folder / where / "valid.safetensors")
+
+
+BASE = [1.0, 2.0, 3.0, 4.0]
+
+
+def test_numbers_of_other_targets_or_protocols_are_never_in_one_table(tmp_path: Path) -> None:
+    a, b = causal(tmp_path, "a"), causal(tmp_path, "b")
+    two = {16: BASE, 64: BASE}
+    for folder in (a, b):
+        scored(folder, two)
+        scored(folder, two, "eval-blocks", name="blocks", tokens=None)
+        scored(folder, two, "eval-sliding", name="sliding", tokens=None, stride=8)
+    scored(b, two, "eval-stride", name="sliding", tokens=None, stride=4)
+    scored(b, two, "eval-other", more={"targets": "def"})
+    scored(b, two, "eval-data", more={"data": "news"})
+    scored(b, two, "eval-split", more={"split": "train"})
+    scored(b, {16: BASE}, "eval-single", tokens=3)  # one length is no table
+    found, left_out = length_tables([summary(a), summary(b)])
+    assert left_out == []
+    names = [(one.name, one.protocol, one.about, len(one.runs)) for one in found]
+    assert {(protocol, about, n) for _, protocol, about, n in names} == {
+        ("last_token, 4 tokens", "valid of books", 2),
+        ("last_token, 4 tokens", "valid of books", 1),
+        ("last_token, 4 tokens", "valid of news", 1),
+        ("last_token, 4 tokens", "train of books", 1),
+        ("blocks", "valid of books", 2),
+        ("sliding, stride 8", "valid of books", 2),
+        ("sliding, stride 4", "valid of books", 1),
+    }
+    assert len({name for name, *_ in names}) == len(names) == 7
+    metrics = [record.metric for one in found for record in one.records() if record.run == "b-1"]
+    assert len(metrics) == len(set(metrics))
+
+
+def test_lengths_that_were_scored_one_by_one_stand_together(tmp_path: Path) -> None:
+    folder = causal(tmp_path, "a")
+    for length in (64, 16, 8):
+        scored(folder, {length: BASE}, f"eval-{length}", name="blocks", tokens=None)
+    ((found,), _) = length_tables([summary(folder)])
+    assert found.lengths == [8, 16, 64] and found.targets == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "holds"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], True),
+        ([-0.5, -0.4, -0.5, -0.4], True),  # better
+        ([0.04, 0.05, 0.04, 0.05], True),  # sure, but below 5 %: ln 1.05 = .0488
+        ([0.05, 0.05, 0.05, 0.05], False),
+        ([2.0, -1.0, 1.0, -1.0], True),  # not sure: mean .25, se .75
+        ([0.9, 1.0, 1.1, 1.0], False),
+        ([math.nan, 0.0, 0.0, 0.0], False),
+    ],
+)
+def test_a_model_holds_within_two_standard_errors_or_five_percent(
+    more: list[float], holds: bool, tmp_path: Path
+) -> None:
+    folder = causal(tmp_path, "a")
+    scored(folder, {8: [9.0] * 4, 16: BASE, 64: np.add(BASE, more), 128: [99.0] * 4})
+    ((table,), _) = length_tables([summary(folder)])
+    (model,) = table.runs
+    at = {score.length: score for score in model.scores}
+    assert at[16].difference is None and at[16].holds is None
+    assert at[64].holds is holds and at[128].holds is False
+    assert model.holds_to == (64 if holds else None)
+    if not np.isnan(more).any():
+        apart = at[64].difference
+        assert apart is not None and apart.mean == pytest.approx(np.mean(more), abs=1e-6)
+        assert apart.se == pytest.approx(np.std(more, ddof=1) / 2, abs=1e-6)
+        assert at[64].perplexity == pytest.approx(math.exp(np.mean(np.add(BASE, more))), rel=1e-6)
+    (item,) = tables([model.run])
+    text = "\n".join(causal_markdown.lengths(table, item))
+    assert ("holds |" in text) == holds and "fails |" in text
+    assert ("not finite" in text) == bool(np.isnan(more).any())
+
+
+def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
+    a, b = causal(tmp_path, "a"), causal(tmp_path, "b", **{"data.length": 32})
+    two = {16: BASE, 64: BASE}
+    scored(a, two)
+    scored(a, two, "eval-prune", more={"scores": {"prune_computed/16": 0.5}})
+    scored(b, two)
+    scored(b, two, "eval-old")
+    (b / "eval-old" / "valid.safetensors").unlink()
+    write_json(b / "eval-glue" / "dev.json", {"task": "sst2", "scores": {}})
+    found, left_out = length_tables([summary(a), summary(b)])
+    assert [re.sub(r" .*", "", text) for text in left_out] == ["a-1:", "b-1:"]
+    assert "was scored with `prune`" in left_out[0] and "evaluate it again" in left_out[1]
+    item = tables([summary(a), summary(b)])[0]
+    text = "\n".join(causal_markdown.lengths(found[0], item))
+    assert "- b: not scored at its training length, 32" in text
+    assert "a: not scored" not in text
+
+
+def test_the_digest_is_of_places_and_tokens() -> None:
+    tokens = np.arange(50, dtype=np.uint16)
+    places = {"positions": np.array([5, 9])}
+    assert targets_digest(tokens, places) == targets_digest(tokens.astype(np.uint32), places)
+    assert targets_digest(tokens, {}) == targets_digest(tokens, {"positions": np.arange(1, 50)})
+    others = [
+        targets_digest(tokens, {}),
+        targets_digest(tokens, places),
+        targets_digest(tokens, {"positions": np.array([5, 10])}),
+        targets_digest(tokens + 1, places),
+    ]
+    assert len(set(others)) == 4
+
+
+# Variants over seeds
+
+
+def runs(root: Path, variants: dict[str, list[float]], task: str = "mlm", **more: Any) -> Table:
+    for variant, losses in variants.items():
+        for seed, loss in enumerate(losses, 1):
+            scores = {"eval_loss": loss, "eval_unigram_loss": 6.0, "eval_targets": 5.0}
+            logged(root / f"{variant}-{seed}", variant, seed, task=task, scores=scores, **more)
+    (item,) = tables([summary(path) for path in find_folders([f"{root}/*"])])
+    return item
+
+
+def test_the_published_numbers_give_the_published_test(tmp_path: Path) -> None:
+    """Adaptive Locality Attention: baseline less distbias +0.667, t(2) = 4.45, p = .047."""
+    published = {"baseline": [36.63, 35.60, 36.37], "distbias": [35.68, 35.16, 35.76]}
+    item = runs(tmp_path, published)
+    (found,) = seed_tests(item, next(row for row in item.rows if row.variant == "baseline"))
+    assert (found.variant, found.metric, found.seeds) == ("distbias", "eval_loss", (1, 2, 3))
+    assert found.test.difference == pytest.approx(-0.667, abs=1e-3)
+    assert (found.test.t, found.test.p) == pytest.approx((-4.45, 0.047), abs=0.005)
+    (row,) = [line for line in causal_markdown.tests("baseline", [found]) if "eval_loss" in line]
+    # by hand: deviations .2833, -.2267, -.0567; sqrt(.13487 / 2) = .2597
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["distbias", "eval_loss", "3", "-0.6667", "0.2597", "-4.45", "2", "0.0470"]
+
+
+def test_seeds_that_are_too_few_or_not_shared_are_told(tmp_path: Path) -> None:
+    runs(tmp_path, {"a": [1.0, 2.0], "b": [3.0]})
+    logged(tmp_path / "c-7", "c", 7, task="mlm", scores={"eval_loss": 1.0})
+    (item,) = tables([summary(path) for path in find_folders([f"{tmp_path}/*"])])
+    found = seed_tests(item, next(row for row in item.rows if row.variant == "a"))
+    lines = causal_markdown.tests("a", found)
+    assert [line for line in lines if line.startswith("- ")] == [
+        "- b: no test of eval_loss: one value does not tell how values spread",
+        "- c: no test of eval_loss: no seed is in both",
+    ]
+    assert all(one.test.p is None for one in found)
+
+
+def test_a_report_of_other_models_has_tests_over_seeds_where_it_is_asked_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(tmp_path / "runs", {"full": [3.0, 3.5], "tied": [4.0, 4.4]})
+    for task in ("sst2", "mnli"):
+        logged(tmp_path / "runs" / task, "other", task=task, data=task, scores={"eval_loss": 1.0})
+
+    def report(*words: str) -> str:
+        argv = [f"{tmp_path}/runs/*", f"output={tmp_path / 'out'}", *words]
+        assert command.run(compare.main, CompareRun, "", positional="runs", argv=argv) == 0
+        return (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+
+    plain, tested = report(), report("baseline=full")
+    start = tested.index("### Paired tests over seeds against full")
+    end = tested.index("## mnli") if tested.index("## mnli") > start else tested.index("## sst2")
+    assert tested[:start] + tested[end:] == plain
+    assert "| tied    | eval_loss |   2 |      +0.95 | 0.07071 | +19.00 |   1 | 0.0335 |" in tested
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "report.md", "report.csv", "scores.png"
+    }  # fmt: skip
+
+
+def test_a_baseline_that_is_none_is_one_line(tmp_path: Path) -> None:
+    item = runs(tmp_path, {"full": [3.0], "tied": [4.0]})
+    for name in ("full", "tied-1"):
+        check_baseline([item], name)
+    with pytest.raises(UserError, match=r"neither a finished run nor its variant .*'full'"):
+        check_baseline([item], "ful")
+    alone = replace(item, rows=item.rows[:1])
+    with pytest.raises(UserError, match="baseline = full: there is no other variant"):
+        check_baseline([alone], "full")
+    logged(tmp_path / "more", "full", 3, task="mlm", size=77, scores={"eval_loss": 1.0})
+    (item,) = tables([summary(path) for path in find_folders([f"{tmp_path}/*"])])
+    with pytest.raises(UserError, match="baseline = full: 2 rows of mlm on wikipedia-102 are it"):
+        check_baseline([item], "full")
+    check_baseline([item], "more")
+    assert [item.unique(row) for row in item.rows] == [
+        "full, 6,000 parameters", "tied", "full, 5,077 parameters"
+    ]  # fmt: skip
+
+
+def test_gates_without_a_step_0_are_not_called_learned(tmp_path: Path) -> None:
+    for seed, steps in ((1, (0, 5)), (2, (5, 10))):
+        points = {step: {"gate/0/0": 0.5 + step / 10, "gate/0/1": 0.5} for step in steps}
+        logged(tmp_path / str(seed), "g", seed, task="clm", scores=SCORES, points=points)
+    read = [read_folder(path) for path in find_folders([f"{tmp_path}/*"])]
+    (item,) = tables([run for run, _ in read])
+    points = points_of({run.folder: some for run, some in read if run.folder})
+    found = learned(item.rows[0], points, "gate")
+    assert found is not None and (found.n, found.last_step) == (1, (5,))
+    assert found.heads == (((0.5, 1.0), (0.5, 0.5)),)
+    assert (found.first.mean, found.last.mean, found.by_head.mean) == (0.5, 0.75, 0.25)
+    assert found.moved.p is None and found.moved.reason is not None
+    assert learned(item.rows[0], points, "alpha") is None
+
+
+# What analyze has written
+
+
+def analysed(folder: Path, queries: int = 8, data: str = "valid of books", **mean: float) -> None:
+    section = {"mean": {"expected_distance": 3.0, "weight": 1.0, **mean}, "queries": queries,
+               "uniform": {"expected_distance": 7.5}}  # fmt: skip
+    about = {"data": data, "trained_length": 16}
+    name = "analysis" if data == "valid of books" else f"analysis-{data}"
+    write_json(folder / name / "locality.json", {**about, "sections": {"decoder": section}})
+    record = {"length": 16, "segments": 2, "curve": [0.5, 1.0], "erf_of_mean_curve": 2,
+              "mean_erf": {"mean": 2.0, "se": 0.0}, "erfs": [2, 2]}  # fmt: skip
+    told = {**about, "threshold": 0.99, "theory": {"window_times_layers": 10, "exact": 9}}
+    write_json(folder / name / "receptive_field.json", {**told, "fields": [record]})
+
+
+def test_other_text_or_other_queries_are_never_averaged_together(tmp_path: Path) -> None:
+    folders = [causal(tmp_path, "a", seed) for seed in (1, 2, 3)]
+    analysed(folders[0], expected_distance=2.0)
+    analysed(folders[1], expected_distance=4.0)
+    analysed(folders[2], queries=9)
+    analysed(folders[0], data="news")
+    (item,) = tables([summary(folder) for folder in folders])
+    found = localities(item)
+    assert [(one.about, one.queries, len(one.table.rows[0].runs)) for one in found] == [
+        ("valid of books in blocks of 16 tokens", 8, 2),
+        ("news in blocks of 16 tokens", 8, 1),
+        ("valid of books in blocks of 16 tokens", 9, 1),
+    ]
+    assert found[0].table.rows[0].values("expected_distance") == (2.0, 4.0)
+    assert found[0].table.metrics == ("expected_distance",)  # no mask after the softmax
+    text = "\n".join(causal_markdown.localities(found))
+    assert text.count("### Locality") == 3 and "3.0000 ± 1.4142" in text
+    assert "give expected_distance 7.5" in text
+    assert [len(group.runs) for group in fields(item)] == [3, 1]
+    shown = "\n".join(causal_markdown.fields(fields(item)[0], item))
+    assert re.search(r"a \(1\) +\| +10 \| 2 \(2\.0 ± 0\.0\)", shown)
+
+
+def test_a_mask_after_the_softmax_is_told_by_what_is_left(tmp_path: Path) -> None:
+    folder = causal(tmp_path, "a")
+    analysed(folder, weight=0.25)
+    (item,) = tables([summary(folder)])
+    assert localities(item)[0].table.metrics == ("expected_distance", "weight")
+
+
+def test_runs_of_mlflow_have_scores_and_say_what_folders_are_for(tmp_path: Path) -> None:
+    folders = [causal(tmp_path, name) for name in "ab"]
+    read = [(replace(run, folder=None), some) for run, some in map(read_folder, folders)]
+    items = tables([run for run, _ in read])
+    lines, part = causal_report.parts(items, read, "a", tmp_path)
+    text = "\n".join(lines["clm", "wikipedia-102"])
+    assert "given as `runs`" in text and "No locality" not in text
+    assert list(part.drawings) == ["bars.png"] and part.records == []
+    assert "- b: no test of eval_loss, eval_perplexity: one value does not tell" in text
+
+
+def test_plots_of_an_earlier_report_are_removed_and_no_others(tmp_path: Path) -> None:
+    folder = causal(tmp_path / "runs", "a")
+    scored(folder, {16: BASE, 64: BASE})
+    analysed(folder)
+    analysed(folder, data="news")
+    settings = CompareRun(runs=(str(folder),), output=tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    for name in ("mine.png", "bars-mine.png"):
+        (tmp_path / "out" / name).write_bytes(b"mine")
+    compare.main(settings)
+    first = {path.name for path in settings.output.iterdir()}
+    assert {"lengths.png", "receptive_fields.png", "receptive_fields-2.png"} < first
+    (folder / "eval-x" / "valid.json").unlink()
+    (folder / "analysis-news" / "receptive_field.json").unlink()
+    compare.main(settings)
+    left = {path.name for path in settings.output.iterdir()}
+    assert first - left == {"lengths.png", "receptive_fields-2.png"}
+    assert {"mine.png", "bars-mine.png"} <= left
+    report = json.dumps((settings.output / "report.md").read_text(encoding="utf-8"))
+    assert "receptive_fields.png" in report and "lengths.png" not in report
