@@ -299,7 +299,10 @@ def check_task(card: Card, task: glue.Task) -> None:
 
 def link_to(source: AnyExport) -> dict[str, str]:
     """Return the MLflow tags that link a run to the one whose export it starts from."""
-    tags = {"pretrained_run": source.card.run_name}
+    kind: str = source.card.kind
+    if isinstance(source, TranslationExport) and not source.card.translates:
+        kind = "denoise"
+    tags = {"pretrained_run": source.card.run_name, "pretrained_kind": kind}
     if source.card.mlflow_run_id is not None:
         tags["pretrained_run_id"] = source.card.mlflow_run_id
     return tags

@@ -6,8 +6,10 @@ For: writing it, checking it strictly, and saying what differs. Not for: the arr
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from ala_encoder.errors import UserError, reason
 from ala_encoder.files import read_json
@@ -46,6 +48,25 @@ class DatasetRecord(Section):
     fingerprint: str
 
 
+class FromText(Protocol):
+    """What came out of some text, and knows which."""
+
+    @property
+    def files(self) -> tuple[FileRecord, ...]: ...
+    @property
+    def dataset(self) -> DatasetRecord | None: ...
+
+
+def text_digest(records: Iterable[FromText | None]) -> str:
+    """Return a digest (16 hex digits) of texts: bytes of files, fingerprints of data sets."""
+    texts = [
+        [[file.sha256 for file in one.files], one.dataset and one.dataset.fingerprint]
+        for one in records
+        if one is not None
+    ]
+    return hashlib.sha256(json.dumps(texts).encode("ascii")).hexdigest()[:16]
+
+
 class SplitRecord(Section):
     """What came out of a split, what was met in its text, and where that is."""
 
@@ -75,6 +96,11 @@ class Manifest(Section):
     column: str | None
     train: SplitRecord
     valid: SplitRecord
+
+    @property
+    def held_out_text(self) -> str:
+        """A digest of the text that is scored, whatever the tokenizer makes of it."""
+        return text_digest([self.valid])
 
     @property
     def splits(self) -> dict[str, SplitRecord]:

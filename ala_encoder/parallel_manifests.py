@@ -13,7 +13,7 @@ from ala_encoder.cleaning import REASONS
 from ala_encoder.errors import UserError, shown
 from ala_encoder.files import read_json
 from ala_encoder.lines import Reading
-from ala_encoder.manifests import ADVICE, DatasetRecord, FileRecord, has_changed
+from ala_encoder.manifests import ADVICE, DatasetRecord, FileRecord, has_changed, text_digest
 from ala_encoder.parallel import ParallelSource
 from ala_encoder.settings.base import NonNegativeInt, PositiveInt, Section
 from ala_encoder.settings.loader import check, flatten
@@ -78,6 +78,11 @@ class ParallelManifest(Section):
         """The SHA-256 of every file of tokens and places: what is learned and scored."""
         sides = [side for one in self.splits.values() for side in (one.src, one.trg)]
         return " ".join(word for side in sides for word in (side.sha256, side.ends_sha256))
+
+    @property
+    def held_out_text(self) -> str:
+        """A digest of the text that is scored, whatever the tokenizer makes of it."""
+        return text_digest((self.valid, self.test))
 
     @property
     def ratio(self) -> float:

@@ -39,7 +39,7 @@ _HARMLESS = re.compile(
     r"train\.(micro_batch_(size|tokens)|gradient_accumulation_steps|eval_batch_(size|tokens)"
     r"|save_every|log_every|keep_checkpoints|num_workers|from_scratch|stop_after)"
 )
-"""They change no weight but by rounding."""
+"""They change no weight but by rounding; save_every does where saves are averaged."""
 _WORDS = {"None": "", "True": "true", "False": "false"}
 
 
@@ -81,6 +81,10 @@ class RunSummary:
     """Scores that were NaN or infinite at some point; they are not in `scores`."""
     pretrained_run: str | None = None
     """Name of the run the weights came from; None: from scratch."""
+    pretrained_kind: str | None = None
+    """What that run made: masked_lm, denoise, …; None where the source does not tell it."""
+    held_out_text: str | None = None
+    """Digest of the text that was scored; None where the source does not tell it."""
     run_id: str | None = None
     """MLflow's id of the run."""
     started: int = 0
@@ -220,6 +224,7 @@ def _summary(
                 units[f"{match[1]}_{_OWN_COUNTS[match[2]]}"] = int(value)
             else:
                 counts[match[1]] = int(value)
+    averages = params.get("train.average_checkpoints", "None") != "None"
     bad = {name[: -len(_FLAG)] for name in last if _SCORE.match(name) and name.endswith(_FLAG)}
     scores = {
         name: float(value)
@@ -245,13 +250,15 @@ def _summary(
         counts=counts,
         nonfinite=tuple(sorted(bad)),
         pretrained_run=tags.get("pretrained_run"),
+        pretrained_kind=tags.get("pretrained_kind"),
+        held_out_text=params.get("held_out_text"),
         run_id=run_id,
         started=started,
         settings={
             name: value
             for name, value in params.items()
             if _SETTING.fullmatch(name)
-            and not _HARMLESS.fullmatch(name)
+            and (not _HARMLESS.fullmatch(name) or (averages and name == "train.save_every"))
             and not value.endswith(" (cut)")
         },
         signatures={

@@ -10,7 +10,7 @@ is left out is listed with its reason. ± is the sample standard deviation over 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ala_encoder.errors import UserError, cut, nearest
@@ -44,12 +44,16 @@ _REASONS = {
 }
 
 
+_SCRATCH = "scratch"
+
+
 @dataclass(frozen=True)
 class Row:
     """One variant: its sizes, and each score by seed."""
 
     variant: str
-    pretrained: bool
+    start: str
+    """What the weights were at first: scratch, masked_lm, …"""
     parameters: Mapping[str, int]
     runs: tuple[RunSummary, ...]
     """The runs averaged, by seed."""
@@ -59,11 +63,6 @@ class Row:
         """Return the attention parameters of the encoder, or of a model that has none."""
         sizes = self.parameters
         return sizes.get("encoder_attention", sizes.get("decoder_attention", 0))
-
-    @property
-    def start(self) -> str:
-        """Return what the weights were at first, in a word."""
-        return "pretrained" if self.pretrained else "scratch"
 
     def values(self, metric: str) -> tuple[float, ...]:
         """Return a score's values by seed, of the runs that have it."""
@@ -111,17 +110,33 @@ class Table:
 
 
 def start_matters(rows: Iterable[Row]) -> bool:
-    """Tell whether some of the variants were pretrained and others not."""
-    return len({row.pretrained for row in rows}) > 1
+    """Tell whether the variants started from different things."""
+    return len({row.start for row in rows}) > 1
 
 
 # ---- tables
 
 
 def tables(summaries: Sequence[RunSummary]) -> list[Table]:
-    """Return a table for each task and data set among the runs, in that order."""
+    """Return a table for each task and data set among the runs, in that order.
+
+    Data of one name but of several held-out texts is told apart by the texts' digests.
+    """
+    summaries = _told_apart(summaries)
     keys = sorted({(run.task, run.data_name) for run in summaries})
     return [table(summaries, task, data_name) for task, data_name in keys]
+
+
+def _told_apart(summaries: Sequence[RunSummary]) -> list[RunSummary]:
+    texts: dict[str, set[str]] = {}
+    for run in summaries:
+        texts.setdefault(run.data_name, set()).update(filter(None, [run.held_out_text]))
+    return [
+        replace(run, data_name=f"{run.data_name} [{run.held_out_text[:8]}]")
+        if run.held_out_text and len(texts[run.data_name]) > 1
+        else run
+        for run in summaries
+    ]
 
 
 def table(summaries: Sequence[RunSummary], task: str, data_name: str) -> Table:
@@ -139,7 +154,7 @@ def table(summaries: Sequence[RunSummary], task: str, data_name: str) -> Table:
             continue
         left_out += [f"{run.run}: its {name} was not finite" for name in run.nonfinite]
         sizes = tuple(sorted(run.parameters.items()))
-        seeds = groups.setdefault((run.variant, run.pretrained_run is not None, sizes), {})
+        seeds = groups.setdefault((run.variant, _start(run), sizes), {})
         kept = seeds.setdefault(run.seed, run)
         if kept is not run:
             left_out.append(
@@ -150,7 +165,8 @@ def table(summaries: Sequence[RunSummary], task: str, data_name: str) -> Table:
         key=lambda row: (
             -row.attention,
             row.variant,
-            row.pretrained,
+            row.start != _SCRATCH,
+            row.start,
             row.parameters.get("total", 0),
         )
     )
@@ -161,7 +177,11 @@ def table(summaries: Sequence[RunSummary], task: str, data_name: str) -> Table:
 def _row(runs: Sequence[RunSummary]) -> Row:
     runs = sorted(runs, key=lambda run: run.seed)
     first = runs[0]
-    return Row(first.variant, first.pretrained_run is not None, first.parameters, tuple(runs))
+    return Row(first.variant, _start(first), first.parameters, tuple(runs))
+
+
+def _start(run: RunSummary) -> str:
+    return _SCRATCH if run.pretrained_run is None else run.pretrained_kind or "pretrained"
 
 
 def _ordered(names: Iterable[str]) -> tuple[str, ...]:

@@ -228,7 +228,7 @@ def identity(settings: TrainingRun, tokenizer: Tokenizer, data_sha256: str) -> d
 
 def log_corpus(run: Run, data: CorpusSettings, manifest: Manifest) -> None:
     """Record the prepared corpus as the run's input."""
-    run.log.params({"data_name": manifest.name})
+    run.log.params({"data_name": manifest.name, "held_out_text": manifest.held_out_text})
     for record, context in ((manifest.train, "training"), (manifest.valid, "evaluation")):
         counts = {**record.model_dump(), **asdict(record.reading)}
         profile: dict[str, Any] = {k: v for k, v in counts.items() if isinstance(v, int)}
@@ -245,7 +245,8 @@ def log_pairs(
 ) -> None:
     """Record the prepared pairs as the run's inputs, and how many are too long to be trained on."""
     params: dict[str, Any] = {f"{name}_signature": text for name, text in card.signatures.items()}
-    params |= {"data_name": card.data_name, "dropped_pairs": num_dropped}
+    params |= {"data_name": card.data_name, "held_out_text": manifest.held_out_text}
+    params["dropped_pairs"] = num_dropped
     run.log.params(params)
     if num_dropped:
         ranks.say(f"train.max_length: {num_dropped:,} longer pairs are left out of training")

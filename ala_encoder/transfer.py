@@ -54,7 +54,8 @@ class Start:
     def tags(self) -> dict[str, str]:
         """Return the MLflow tags that link a run to the one its weights come from."""
         if isinstance(self.source, Published):
-            return {"pretrained_run": self.source.folder.resolve().name}
+            name = self.source.folder.resolve().name
+            return {"pretrained_run": name, "pretrained_kind": "published"}
         return {} if self.source is None else link_to(self.source)
 
     @property
@@ -90,6 +91,9 @@ def start_from(settings: TranslationRun, tokenizer: Tokenizer) -> Start:
     if isinstance(source, TranslationExport):
         given: Mapping[str, AttentionSettings] = source.card.sections
         ignored = _HARMLESS
+        has, wanted = ("-".join(data.languages) for data in (source.card.pairs, settings.data))
+        if source.card.translates and has != wanted:
+            ranks.say(f"note: {source.folder} translates {has}, and is trained on {wanted} here")
     elif isinstance(source, Export) and source.card.kind == "masked_lm":
         given, ignored = source.card.sections, _HARMLESS | _ONE_SIDED
         if settings.model.positions != "learned":
@@ -114,9 +118,6 @@ def _published(settings: TranslationRun, folder: Path, tokenizer: Tokenizer) -> 
             f"{' or '.join(allowed)}"
         )
     _check_tokenizer(folder, load(folder), settings, tokenizer)
-    if isinstance(tokenizer, Marian) and tokenizer.languages != settings.data.languages:
-        theirs, ours = ("-".join(one) for one in (tokenizer.languages, settings.data.languages))
-        raise UserError(f"init: {folder} is of {theirs}, data.src_lang and data.trg_lang of {ours}")
     found = hub.load(folder, settings.sections)
     _check_model(found.model, settings.model, _HARMLESS, str(folder))
     wanted = {
@@ -140,6 +141,9 @@ def _check_tokenizer(
             f"init: {folder} has another tokenizer than tokenizer.path = "
             f"{settings.tokenizer.path}; give its own"
         )
+    if isinstance(ours, Marian) and ours.languages != settings.data.languages:
+        has, wanted = ("-".join(one) for one in (ours.languages, settings.data.languages))
+        raise UserError(f"init: {folder} is of {has}, data.src_lang and data.trg_lang of {wanted}")
 
 
 def _check_model(theirs: Transformer, ours: Transformer, ignored: set[str], where: str) -> None:

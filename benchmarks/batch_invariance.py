@@ -51,8 +51,10 @@ def records(run: Path, text: Path, sizes: Sequence[int]) -> list[dict[str, Any]]
     model, settings = exported.build().eval(), exported.card.search
     source, target = map(exported.tokenizer.of_language, exported.card.pairs.languages)
     marks = Marks.of(target)
-    lines = [line for _, line in read_lines(text, Reading()) if line.strip()]
-    sources = [[*ids, source.eos_id] for ids in source.encode_batch(lines)]
+    rows = source.encode_sentences([line for _, line in read_lines(text, Reading())])
+    sources = [[*ids, source.eos_id] for ids in rows if ids]
+    if not sources:
+        raise UserError(f"{text}: holds no sentence")
     best_of_3 = settings.model_copy(update={"n_best": min(3, settings.beam_size)})
 
     def of(size: int | None, texts: list[list[int]], settings: SearchSettings = settings) -> Found:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ala_encoder import ranks
 from ala_encoder.command import leave, run
 from ala_encoder.parameters import count
-from ala_encoder.settings.exports import find_export, is_published
+from ala_encoder.settings.exports import check_start
 from ala_encoder.settings.train import split_batch
 from ala_encoder.settings.translation import TranslationRun
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def main(settings: TranslationRun) -> None:
     """Train, validate by loss and BLEU, export, and score valid and test by the search."""
     split_batch(settings.train, ranks.world_size())  # a misfit is told before anything is read
-    if settings.init is not None and not is_published(settings.init):
-        find_export(settings.init)
+    if settings.init is not None:
+        check_start(settings.init)
 
     from ala_encoder import bleu, held_out, runs, transfer, translation, translation_scores
     from ala_encoder.files import read_json

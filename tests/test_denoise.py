@@ -409,7 +409,8 @@ def test_a_translation_model_starts_from_what_learned_to_fill_in_spans(
     assert run(finetune_nmt, TranslationRun, path) == 0
     tuned = home / "runs" / "tiny-en-de-7"
     events = (tuned / EVENTS).read_text(encoding="utf-8").splitlines()
-    assert json.loads(events[0])["tags"]["pretrained_run"] == "tiny-denoise-7"
+    tags = json.loads(events[0])["tags"]
+    assert (tags["pretrained_run"], tags["pretrained_kind"]) == ("tiny-denoise-7", "denoise")
     assert set(small.metrics(tuned, "eval_greedy_bleu")) == {4}  # it could not translate before
     assert set(small.metrics(tuned, "eval_loss")) == {0, 4}
     path.write_text(json.dumps(plain | {"name": "other", "decoder": {}}))

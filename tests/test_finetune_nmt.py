@@ -120,7 +120,7 @@ def test_a_run_ends_with_an_export_that_scores_what_was_scored(
     assert start(home, f"init={folder}", "name=second", "train.steps=4") == 0
     events = (home / "runs" / "second" / EVENTS).read_text(encoding="utf-8").splitlines()
     tags = json.loads(events[0])["tags"]
-    assert tags["pretrained_run"] == "tiny-en-de-7"
+    assert (tags["pretrained_run"], tags["pretrained_kind"]) == ("tiny-en-de-7", "seq2seq")
     first = small.metrics(home / "runs" / "second", "eval_greedy_bleu")
     assert set(first) == {0, 4}  # weights that can translate are scored before any step
 

@@ -185,7 +185,7 @@ def test_a_published_model_translates_here_as_there(opus: Path, tmp_path: Path) 
     tokenizer = load(opus)
     start = start_from(check(plain(tmp_path, opus), TranslationRun), tokenizer)
     assert start.translates
-    assert start.tags == {"pretrained_run": "opus-mt-en-de"}
+    assert start.tags == {"pretrained_run": "opus-mt-en-de", "pretrained_kind": "published"}
     model = start.build().eval()
     theirs = MarianMTModel.from_pretrained(opus).eval()
     source, target = tokenizer.of_language("en"), tokenizer.of_language("de")
@@ -222,6 +222,9 @@ def test_it_is_given_local_masks_and_trained(
     said = capsys.readouterr()
     assert "so new: decoder.layers.0.attention.biases.0.raw_alpha" in said.err
     made = export.read_translation(tmp_path / "runs" / "tiny-en-de-7")
+    turned = {"data": {"src_lang": "de", "trg_lang": "en"}, "init": str(made.folder)}
+    other = check(plain(tmp_path, opus, encoder=local, decoder=biased, **turned), TranslationRun)
+    assert "is of en-de" in refusal(start_from, other, made.tokenizer)
     assert made.tokenizer.fingerprint == load(opus).fingerprint
     assert "test_bleu" in made.card.scores
 

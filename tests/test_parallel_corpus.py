@@ -74,6 +74,19 @@ def test_each_pair_is_its_pieces_with_eos_at_both_ends(tmp_path: Path) -> None:
         found["train"].pair(-1)
 
 
+def test_the_held_out_text_is_known_by_its_own_digest(tmp_path: Path) -> None:
+    """Not by its place, the tokenizer or the training text."""
+
+    def digest(name: str, own: list[tuple[str, str]], used: Tokenizer, **changes: Any) -> str:
+        data = of(tmp_path / name, own, **changes)
+        return prepare(data, used, say=silent).held_out_text
+
+    first = digest("a", [("a", "b")], tokenizer())
+    assert first == digest("b", [("c d", "e f")], tokenizer("more"))
+    turned = files(tmp_path / "turned", "valid", ["", "a b", "a b c d e f g h"], ["d", "c", "j"])
+    assert digest("c", [("a", "b")], tokenizer(), valid=turned) != first
+
+
 def test_b06_evaluation_sets_are_as_they_stand_empty_and_long_lines_and_twins(
     tmp_path: Path,
 ) -> None:

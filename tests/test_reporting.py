@@ -87,6 +87,37 @@ def grid(markdown: str, title: str | None = None) -> list[dict[str, str]]:
     return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
 
 
+# ---- what is averaged with what
+
+
+def test_one_name_of_several_held_out_texts_is_told_apart(tmp_path: Path) -> None:
+    for seed, text in ((1, "a" * 16), (2, "a" * 16), (3, "b" * 16)):
+        logged(tmp_path / f"x{seed}", "x", seed, data="pairs en-de", held_out_text=text)
+    logged(tmp_path / "y1", "y", 1, data="other", held_out_text="a" * 16)
+    found = {one.data_name: len(one.rows[0].runs) for one in tables(summaries(tmp_path))}
+    assert found == {"pairs en-de [aaaaaaaa]": 2, "pairs en-de [bbbbbbbb]": 1, "other": 1}
+
+
+def test_starts_from_other_kinds_of_pretraining_are_rows_of_their_own(tmp_path: Path) -> None:
+    for seed, kind in ((1, "masked_lm"), (2, "denoise"), (3, "masked_lm")):
+        tags = {"pretrained_run": f"x-{kind}-{seed}", "pretrained_kind": kind}
+        logged(tmp_path / f"x{seed}", "x", seed, tags=tags)
+    logged(tmp_path / "x4", "x", 4)
+    (item,) = tables(summaries(tmp_path))
+    found = [(row.start, [run.seed for run in row.runs]) for row in item.rows]
+    assert found == [("scratch", [4]), ("denoise", [2]), ("masked_lm", [1, 3])]
+
+
+def test_the_rhythm_of_saves_counts_where_saves_are_averaged(tmp_path: Path) -> None:
+    for seed, every in ((1, 2), (2, 6)):
+        rhythm = {"train.save_every": every}
+        logged(tmp_path / f"x{seed}", "x", seed, **rhythm, **{"train.average_checkpoints": 3})
+        logged(tmp_path / f"y{seed}", "y", seed, **rhythm, **{"train.average_checkpoints": None})
+    (item,) = tables(summaries(tmp_path))
+    found = {row.variant: row.differing() for row in item.rows}
+    assert found == {"x": {"train.save_every": ["2", "6"]}, "y": {}}
+
+
 # ---- reading
 
 

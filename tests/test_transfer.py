@@ -67,7 +67,8 @@ def test_an_encoder_and_its_vocabulary_are_a_masked_language_model_s(
     source = masked_lm(tmp_path / "mlm", tokenizer)
     run = nmt.settings(tmp_path, encoder=ENCODER, init=str(tmp_path / "mlm"))
     start = start_from(run, tokenizer)
-    assert start.tags == {"pretrained_run": "pretrained", "pretrained_run_id": "12ab"}
+    linked = {"pretrained_run": "pretrained", "pretrained_run_id": "12ab"}
+    assert start.tags == {**linked, "pretrained_kind": "masked_lm"}
     assert not start.translates
     model = start.build()
     given = source.encoder
