@@ -37,7 +37,15 @@ from ala_encoder.settings.loader import check, dump, flatten, read_plain
 from ala_encoder.settings.parallel import TranslationData
 from ala_encoder.settings.train import split_batch
 from ala_encoder.tokenizer import Tokenizer
-from ala_encoder.tracking import NullLog, RunInfo, RunLog, is_open, null_log
+from ala_encoder.tracking import (
+    NullLog,
+    RunInfo,
+    RunLog,
+    checked_uri,
+    is_open,
+    null_log,
+    public_uri,
+)
 from ala_encoder.training import fit, plan_of, total_steps
 
 
@@ -94,9 +102,13 @@ def open_run(
     engines.start()
     try:
         ranks.on_main(prepare)
+        tracking = settings.tracking
+        store = public_uri(checked_uri(tracking.uri)) if tracking.enabled else "off"
+        ranks.say(f"run folder {folder}, MLflow {store}")
         torch.manual_seed(settings.seed)
         with log:
             try:
+                ranks.check_signals()
                 yield Run(folder, log)
             except signals.Asked as asked:
                 _leave(folder, log, asked)
@@ -291,6 +303,7 @@ def train(
     compile_long_runs(model, total_steps(settings, plan_of(settings, goal.examples)))
     engine = Engine(model, settings, split)
     log_engine(run, engine)
+    ranks.check_signals()
     outcome = fit(engine, goal, settings, split, run.folder, run.log)
     if not outcome.finished:
         run.log.close("KILLED")

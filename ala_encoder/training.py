@@ -32,6 +32,7 @@ from ala_encoder.engine import Engine, Update
 from ala_encoder.errors import RunStopped, UserError, reason
 from ala_encoder.files import read_json, write_aside
 from ala_encoder.goal import Goal
+from ala_encoder.lead import Lead
 from ala_encoder.metrics import is_better
 from ala_encoder.optim import learning_rate
 from ala_encoder.progress import Outcome, State, Window
@@ -80,6 +81,7 @@ class Loop:
         self.total = total_steps(run, self.plan)
         self.state = State()
         self.window = Window()
+        self.lead = Lead()
         self._drawn: dict[str, Tensor] | None = None
         """The generators as a step found them, until it has ended."""
 
@@ -129,7 +131,9 @@ class Loop:
         return self.state.step - (self.state.best_step or 0) >= patience
 
     def _step(self, batch: StepBatch) -> None:
+        began = time.perf_counter()
         loss_sum, update = self._train(batch) if batch.count else (0.0, None)
+        self.lead.stepped(time.perf_counter() - began)
         self.state.position = self.plan.after(batch.position)
         if update is None or not update.applied:
             self._skip(batch, update, loss_sum)
@@ -140,6 +144,9 @@ class Loop:
             if self.state.step % self.train.log_every == 0 or self.state.step == self.total:
                 self._log(update)
         self._at_step()
+        if self.lead.is_due():
+            self.save()
+            self.lead.check()
 
     def _at_step(self) -> None:
         """Evaluate and save where this step is one of those that do; again, it changes nothing."""
@@ -149,6 +156,7 @@ class Loop:
         if save_every and step and step % save_every == 0:
             self._keep_weights()
             self.save()
+            self.lead.check()
 
     def _train(self, batch: StepBatch) -> tuple[float, Update]:
         """Run forward and backward on every micro-batch, then update; returns this rank's loss."""
@@ -226,7 +234,9 @@ class Loop:
         }
         checkpoint.save(self.engine, self.checkpoints, self.state.step, state)
         ranks.on_main(self._rotate)
-        self.window.leave_out(time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self.lead.saved(seconds)
+        self.window.leave_out(seconds)
 
     def _keep_weights(self) -> None:
         """Keep the weights of this step where the export is to be a mean; on all ranks."""

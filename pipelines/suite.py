@@ -15,15 +15,21 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from ala_encoder import signals
 from ala_encoder.command import run
 from ala_encoder.errors import RunStopped
 from ala_encoder.settings.suite import Cell, SuiteRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    from ala_encoder.tracking import RunLog
 
 PARENT = "ALA_PARENT_RUN"
 """Environment variable: MLflow's id of the run whose children the cells are."""
+_LOOKS = 6
+"""How often a local store is looked for, 10 s each: a busy machine imports MLflow slowly."""
 
 
 def main(settings: SuiteRun, as_json: bool) -> None:
@@ -32,17 +38,14 @@ def main(settings: SuiteRun, as_json: bool) -> None:
     if settings.cell is not None:
         _become(settings, settings.cells[settings.cell])
         return
+    signals.release()
     done = {cell.name: _is_finished(settings, cell) for cell in settings.cells}
     if settings.dry_run:
         _tell(settings, done, as_json)
         return
 
-    from ala_encoder.tracking import RunInfo, RunLog
-
     home = settings.output / settings.name
-    info = RunInfo(settings.name, settings.tracking.experiment, {"suite": settings.name})
-    where = settings.tracking
-    with RunLog(home, info, uri=where.uri, enabled=where.enabled, system_metrics=False) as log:
+    with _log(settings, home) as log:
         parent = log.run_id
         for number, cell in enumerate(settings.cells, 1):
             heading = f"cell {number} of {len(done)}, {cell.name}"
@@ -52,8 +55,19 @@ def main(settings: SuiteRun, as_json: bool) -> None:
             print(f"{heading}:", flush=True)
             _start(settings, cell, parent)
         folders = [str(settings.output / name) for name in done]
-        _call([sys.executable, "-m", "pipelines.compare", *folders, f"output={home}"])
-        log.artifact(home / "report.md")
+        words = [f"output={home}"]
+        words += [] if settings.baseline is None else [f"baseline={settings.baseline}"]
+        _call([sys.executable, "-m", "pipelines.compare", *folders, *words])
+        for path in [home / "report.md", home / "report.csv", *sorted(home.glob("*.png"))]:
+            log.artifact(path)
+
+
+def _log(settings: SuiteRun, home: Path) -> RunLog:
+    from ala_encoder.tracking import RunInfo, RunLog
+
+    info = RunInfo(settings.name, settings.tracking.experiment, {"suite": settings.name})
+    where = settings.tracking
+    return RunLog(home, info, uri=where.uri, enabled=where.enabled, system_metrics=False)
 
 
 def _is_finished(settings: SuiteRun, cell: Cell) -> bool:
@@ -95,11 +109,37 @@ def _call(command: Sequence[str], environment: dict[str, str] | None = None) -> 
         )
 
 
+def _parent(settings: SuiteRun) -> str | None:
+    """Return MLflow's id of the suite's run, which the first cell of an array opens.
+
+    Until the table is written it is KILLED there, as a run that nobody is at; None: MLflow is away.
+    """
+    from ala_encoder.files import locked, read_json
+    from ala_encoder.tracking import checked_uri, public_uri
+
+    home = settings.output / settings.name
+    home.mkdir(parents=True, exist_ok=True)
+    with locked(home):
+        path = home / "mlflow_run.json"
+        known = read_json(path) if path.exists() else {}
+        store = public_uri(checked_uri(settings.tracking.uri))
+        if known.get("run_id") and known["uri"] == store:
+            return str(known["run_id"])
+        log = _log(settings, home)
+        looks = _LOOKS if store.startswith("sqlite") else 1
+        found = next((run_id for _ in range(looks) if (run_id := log.run_id)), None)
+        log.close("KILLED")
+        return found
+
+
 def _become(settings: SuiteRun, cell: Cell) -> None:
     """Put the cell's pipeline in the place of this process, which a launcher counts as a rank."""
     if _is_finished(settings, cell):
         print(f"cell {cell.name}: finished", flush=True)
         return
+    is_main = os.environ.get("RANK", "0") == "0"
+    if is_main and settings.tracking.enabled and (parent := _parent(settings)):
+        os.environ[PARENT] = parent
     os.execv(sys.executable, [sys.executable, "-m", *_words(settings, cell)])
 
 

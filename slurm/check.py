@@ -65,7 +65,9 @@ def _signal() -> None:
     began = time.perf_counter()
     if ranks.is_main():
         step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-        subprocess.run(["scancel", "--signal=USR1", step], check=True)
+        # It is a process of the step too, and would die of what it sends.
+        command = ["scancel", "--signal=USR1", step]
+        subprocess.run(command, check=True, preexec_fn=signals.ignore)
     while signal.SIGUSR1.name not in signals.received() and time.perf_counter() - began < 30:
         time.sleep(0.01)
     waited = ranks.gather(time.perf_counter() - began)

@@ -17,4 +17,5 @@ source "$lib"
 ala_prepare
 srun --ntasks-per-node="$tasks_per_node" "${srun_words[@]}" "${in_container[@]}" python slurm/check.py "${1:-runs}" || exit
 scontrol show config 2>/dev/null | grep -E '^(KillWait|OverTimeLimit|JobRequeue) ' || echo "note: no scontrol on this node: jobs are saved, but not requeued by themselves"
-echo "all is well. A job's scripts ask for USR1 300 s before its end (#SBATCH --signal); a step and a save must fit twice"
+ala_signal slurm/pretrain.sbatch
+echo "all is well. Jobs ask for ${ALA_SIGNAL/@/ } s before their end (SBATCH_SIGNAL); each run checks early that twice a step and a save fit in"

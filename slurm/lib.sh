@@ -8,6 +8,10 @@
 #   ALA_LAUNCHER       srun (default): a task a rank. deepspeed: its launcher, a task a node.
 #                      deepspeed-slurm: its --launcher slurm, which calls srun itself
 #   ALA_SBATCH_EXTRA   further words for sbatch, taken by submit.sh
+#   ALA_TIME_OUTS      how often a job is requeued because its time has run out (default 3)
+#   SBATCH_SIGNAL      sbatch's own: kind and lead of the signal before the end of the time, as in
+#                      USR2@900 (default: USR1@300, the scripts' header). The ranks check the lead, of
+#                      which `sbatch --signal` would tell them nothing.
 #
 # Exit codes: 0 done. 85 saved after a signal: start again to go on (done here where Slurm can requeue).
 # 1 stopped, 2 a mistake in the settings; neither is requeued.
@@ -52,6 +56,14 @@ ala_container() {
   esac
 }
 
+# ala_signal SCRIPT: ALA_SIGNAL for the ranks is what sbatch was given, or has read in a script's header.
+ala_signal() {
+  local given=${SBATCH_SIGNAL:-$(sed -n 's/^#SBATCH --signal=//p' "$1")}
+  [ -n "$given" ] || return 0
+  [[ $given =~ ^([BR]+:)?((USR1|USR2|TERM)@[0-9]+)$ ]] || ala_fail "SBATCH_SIGNAL = $given: allowed are USR1, USR2 and TERM with seconds, as in USR1@300"
+  export ALA_SIGNAL=${BASH_REMATCH[2]}
+}
+
 ala_nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null || python slurm/rank.py nodes "$SLURM_JOB_NODELIST"; }
 
 # Nodes, ranks and port of this job; says what a wrong number of tasks would hide.
@@ -88,7 +100,12 @@ ala_prepare() {
 ala_run() {
   [ "${2:-}" != --help ] || ala_help
   local code
-  ala_prepare
+  # A signal to this shell alone (scancel --batch, --signal=B:) is handed to the ranks, the one step: the
+  # number of the job may be that of its whole array, and its other spelling makes scancel try for long.
+  trap 'scancel --signal=USR1 "$SLURM_JOB_ID.0"' USR1
+  trap 'scancel --signal=USR2 "$SLURM_JOB_ID.0"' USR2
+  trap 'scancel --signal=TERM "$SLURM_JOB_ID.0"' TERM
+  ala_signal "$0"; ala_prepare
   case ${ALA_LAUNCHER:-srun} in
     srun) set -- srun --ntasks-per-node="$tasks_per_node" "${srun_words[@]}" "${in_container[@]}" python slurm/rank.py "$@" ;;
     deepspeed) set -- srun --ntasks-per-node=1 --ntasks="${#nodes[@]}" "${srun_words[@]}" "${in_container[@]}" bash slurm/node.sh "$@" ;;
@@ -101,13 +118,10 @@ ala_run() {
   # In the background: a trap of bash runs only between commands, and `wait` is one that a signal ends.
   "$@" &
   local ranks=$!
-  # A signal to this shell alone (scancel --batch, --signal=B:) is handed to the ranks.
-  trap 'scancel --signal=USR1 "$(ala_job)"' USR1
-  trap 'scancel --signal=USR2 "$(ala_job)"' USR2
-  trap 'scancel --signal=TERM "$(ala_job)"' TERM
   wait "$ranks"; code=$?
   while kill -0 "$ranks" 2>/dev/null; do wait "$ranks"; code=$?; done
   [ "$code" != "$ALA_SAVED" ] || ala_requeue
+  rm -f ".cache/time_outs/$(ala_job)"
   exit "$code"
 }
 
@@ -117,18 +131,37 @@ ala_hostfile() {
   echo "$file"
 }
 
+# ala_time_out JOB END: where the time has nearly run out, count it, and stop a job that had its share.
+ala_time_out() {
+  local end count=0 most=${ALA_TIME_OUTS:-3} file=.cache/time_outs/$1 lead=${ALA_SIGNAL:-USR1@0}
+  lead=${lead#*@}
+  end=$(date -d "$2" +%s 2>/dev/null) || return 0
+  # Slurm may send the signal a minute before it is due.
+  [ $((end - $(date +%s))) -le $((lead + 60)) ] || return 0
+  [ -z "${SLURM_RESTART_COUNT:-}" ] || [ ! -e "$file" ] || read -r count < "$file"
+  count=$((count + 1))
+  if [ "$count" -gt "$most" ]; then
+    rm -f "$file"
+    echo "all is saved; not requeued, the time has run out $count times (ALA_TIME_OUTS=$most): submit the same command again to go on"
+    exit "$ALA_SAVED"
+  fi
+  mkdir -p "${file%/*}" && echo "$count" > "$file" || echo "note: time-outs of this job are not counted"
+  echo "the time has run out, $count of at most $most times"
+}
+
 # After a save: put the job back, once, unless Slurm ends or requeues it by itself.
 ala_requeue() {
-  local job state
+  local job told
   job=$(ala_job)
-  if ! state=$(scontrol show job "$SLURM_JOB_ID" -o 2>/dev/null | grep -o 'JobState=[A-Z_]*'); then
+  if ! told=$(scontrol show job "$SLURM_JOB_ID" -o 2>/dev/null) || [[ ! $told =~ JobState=([A-Z_]+) ]]; then
     echo "all is saved, but this node has no working scontrol: submit the same command again to go on"
     exit "$ALA_SAVED"
   fi
-  case $state in
-    JobState=RUNNING) ;;
-    *) echo "all is saved; not requeued, Slurm says ${state#JobState=}"; exit "$ALA_SAVED" ;;
-  esac
+  if [ "${BASH_REMATCH[1]}" != RUNNING ]; then
+    echo "all is saved; not requeued, Slurm says ${BASH_REMATCH[1]}"
+    exit "$ALA_SAVED"
+  fi
+  [[ ! $told =~ EndTime=([^ ]+) ]] || ala_time_out "$job" "${BASH_REMATCH[1]}"
   if scontrol requeue "$job"; then
     echo "all is saved; job $job is requeued and goes on from there"
     exit 0

@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import sys
 
-from ala_encoder import slurm
+from ala_encoder import signals, slurm
 from ala_encoder.errors import UserError
 from pipelines.__main__ import main as ala
+
+SAVES = ("pretrain", "finetune_glue", "finetune_nmt", "suite")
+"""The pipelines that take a signal as the wish to save."""
 
 
 def main(words: list[str]) -> None:
@@ -21,6 +24,8 @@ def main(words: list[str]) -> None:
     elif words == ["port"]:
         print(slurm.free_port(int(os.environ.get("SLURM_JOB_ID", "0"))))
     else:
+        if words[:1] and words[0] in SAVES:
+            signals.hold()
         os.environ.update(slurm.rank_variables(os.environ))
         ala()
 

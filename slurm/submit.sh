@@ -27,6 +27,7 @@ for word in ${ALA_ENV:-.venv}; do [ ! -x "$word/bin/python" ] || PATH=$(cd "$wor
 python -m pipelines.params "$pretrain" "${words[@]}" > /dev/null
 cells=$(python -m pipelines.suite "$suite" dry_run=true --json | python -c 'import json, sys; print(len(json.load(sys.stdin)["cells"]))')
 read -r -a extra <<< "${ALA_SBATCH_EXTRA:-}"
+case " ${extra[*]}" in *' --signal'*) echo "error: ALA_SBATCH_EXTRA: has --signal, of which the ranks would not know; set SBATCH_SIGNAL=KIND@SECONDS" >&2; exit 2 ;; esac
 
 job() { # NAME WORD...: submit, or show, and leave the id in $id
   local name=$1; shift

@@ -1,21 +1,17 @@
-"""Slurm's variables as ranks, node lists of every form, ports; the scripts' own words."""
+"""Slurm's variables as ranks, node lists of every form, ports; scripts: test_job_scripts.py."""
 
 from __future__ import annotations
 
 import random
-import shutil
 import socket
-import subprocess
-from pathlib import Path
 
 import pytest
 
+from ala_encoder import ranks
+from ala_encoder.engine import processes
 from ala_encoder.errors import UserError
 from ala_encoder.slurm import PORTS, expand, free_port, rank_variables, tasks_on
 
-ROOT = Path(__file__).resolve().parents[1]
-JOBS = sorted((ROOT / "slurm").glob("*.sbatch"))
-SCRIPTS = [*JOBS, *(ROOT / "slurm" / name for name in ("submit.sh", "doctor.sh"))]
 TASK = {
     "SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
     "SLURM_STEP_NODELIST": "n[09-11]", "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
@@ -95,86 +91,25 @@ def test_g13_a_port_that_is_taken_is_passed_over() -> None:
         assert free_port(7) != first
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_every_script_tells_how_it_is_used(script: Path) -> None:
-    told = subprocess.run(
-        ["bash", script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert script.name in told
-    assert "#SBATCH" not in told
-    assert told.count("\n") < 15
-
-
-@pytest.mark.parametrize("script", JOBS, ids=lambda path: path.name)
-def test_g08_g10_g12_scripts_signal_the_ranks_append_their_log_and_may_be_requeued(
-    script: Path,
-) -> None:
-    words = script.read_text(encoding="utf-8")
-    assert "#SBATCH --signal=USR1@" in words  # without B:, which would stay with the shell
-    assert "#SBATCH --open-mode=append" in words
-    assert "#SBATCH --requeue" in words
-    assert "learning_rate" not in words.split("#SBATCH")[-1]
-
-
-def test_scripts_are_clean() -> None:
-    shellcheck = shutil.which("shellcheck")
-    files = [*SCRIPTS, *(ROOT / "slurm").glob("*.sh")]
-    for path in files:
-        subprocess.run(["bash", "-n", path], check=True)
-    if shellcheck is not None:
-        subprocess.run([shellcheck, "-x", *files], cwd=ROOT, check=True)
-
-
-def requeue(folder: Path, scontrol: str | None, **environ: str) -> tuple[int, str, list[str]]:
-    """Run what follows a save, with a stand-in for scontrol; None: there is none.
-
-    Returns the exit code, what is said, and the jobs that were requeued.
-    """
-    commands, calls = folder / "bin", folder / "calls"
-    commands.mkdir()
-    calls.write_text("")
-    for name in ("bash", "grep", "cat"):
-        found = shutil.which(name)
-        assert found is not None
-        (commands / name).symlink_to(found)
-    if scontrol is not None:
-        words = f'#!/bin/bash\nif [ "$1" = requeue ]; then echo "$2" >> {calls}; fi\n{scontrol}\n'
-        (commands / "scontrol").write_text(words)
-        (commands / "scontrol").chmod(0o755)
-    done = subprocess.run(
-        [commands / "bash", "-c", "source slurm/lib.sh; ala_requeue"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-        env={"PATH": str(commands), "SLURM_JOB_ID": "78", **environ},
-    )  # fmt: skip
-    return done.returncode, done.stdout, calls.read_text().split()
-
-
-def test_after_a_save_a_running_job_is_requeued_once(tmp_path: Path) -> None:
-    code, said, jobs = requeue(tmp_path, "echo JobState=RUNNING")
-    assert (code, jobs) == (0, ["78"])
-    assert "job 78 is requeued" in said
-
-
-def test_g03_of_an_array_the_element_is_requeued_alone(tmp_path: Path) -> None:
-    element = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3"}
-    assert requeue(tmp_path, "echo JobState=RUNNING", **element)[2] == ["77_3"]
-
-
-@pytest.mark.parametrize("state", ["CANCELLED", "PREEMPTED", "COMPLETING", "TIMEOUT"])
-def test_g04_what_slurm_ends_or_requeues_by_itself_is_left_to_it(
-    state: str, tmp_path: Path
-) -> None:
-    code, said, jobs = requeue(tmp_path, f"echo JobState={state}")
-    assert (code, jobs) == (85, [])
-    assert f"not requeued, Slurm says {state}" in said
+def test_g11_what_an_allocation_left_over_makes_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside it, all of tests/test_signals.py's two ranks run with these variables."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**TASK, "SLURM_NTASKS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert (ranks.rank(), ranks.world_size()) == (0, 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (ranks.rank(), ranks.world_size()) == (1, 2)
 
 
 @pytest.mark.parametrize(
-    "scontrol", [None, "exit 1", '[ "$1" != requeue ] && echo JobState=RUNNING']
+    ("local_rank", "visible", "gpu"), [(0, 1, 0), (3, 1, 0), (3, 8, 3), (0, 8, 0)]
 )
-def test_without_a_working_scontrol_all_is_saved_and_the_exit_code_says_submit_again(
-    scontrol: str | None, tmp_path: Path
+def test_g14_a_rank_takes_its_gpu_out_of_those_it_is_shown(
+    local_rank: int, visible: int, gpu: int
 ) -> None:
-    code, said, _ = requeue(tmp_path, scontrol)
-    assert code == 85
-    assert "submit the same command again" in said
+    """Slurm may show each task its own alone (--gpu-bind=single:1), or all of the node."""
+    assert processes._gpu(local_rank, visible) == gpu
+    with pytest.raises(UserError, match="local rank 4: 2 GPUs are visible"):
+        processes._gpu(4, 2)

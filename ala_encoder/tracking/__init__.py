@@ -10,7 +10,7 @@ or hanging server, and MLflow's own import of seconds, never hold the training; 
 resuming and replaying are one code path.
 """
 
-from ala_encoder.tracking.address import checked_uri, default_uri
+from ala_encoder.tracking.address import checked_uri, default_uri, public_uri
 from ala_encoder.tracking.events import EVENTS, history
 from ala_encoder.tracking.keys import clean_key, raw_key
 from ala_encoder.tracking.mirror import is_open, replay
@@ -28,6 +28,7 @@ __all__ = [
     "history",
     "is_open",
     "null_log",
+    "public_uri",
     "raw_key",
     "replay",
     "search",
