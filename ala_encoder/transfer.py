@@ -91,8 +91,8 @@ def start_from(settings: TranslationRun, tokenizer: Tokenizer) -> Start:
     if isinstance(source, TranslationExport):
         given: Mapping[str, AttentionSettings] = source.card.sections
         ignored = _HARMLESS
-        has, wanted = ("-".join(data.languages) for data in (source.card.pairs, settings.data))
-        if source.card.translates and has != wanted:
+        if source.card.translates and source.card.pairs.languages != settings.data.languages:
+            has, wanted = ("-".join(x.languages) for x in (source.card.pairs, settings.data))
             ranks.say(f"note: {source.folder} translates {has}, and is trained on {wanted} here")
     elif isinstance(source, Export) and source.card.kind == "masked_lm":
         given, ignored = source.card.sections, _HARMLESS | _ONE_SIDED
