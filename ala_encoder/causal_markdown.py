@@ -9,19 +9,19 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ala_encoder.analysis.findings import Field, Fields, Localities
+from ala_encoder.analysis.findings import FieldAtLength, Fields, Localities
 from ala_encoder.analysis.lengths import AtLength, ByLength, LengthTable
-from ala_encoder.analysis.seeds import Learned, SeedTest
+from ala_encoder.analysis.seeds import Learned, SeedTest, trained_at
 from ala_encoder.analysis.statistics import Aggregate, PairedTest
 from ala_encoder.markdown import digits_of, grid, table_lines
 from ala_encoder.records import RunSummary
 from ala_encoder.reporting import Table
 
 
-def labels(item: Table) -> dict[str, str]:
-    """Return by run name its variant, with its seed where there are several of the variant."""
+def labels(item: Table) -> dict[Path | None, str]:
+    """Return by run folder its variant, with its seed where there are several of the variant."""
     return {
-        run.run: item.unique(row) + (f" ({run.seed})" if len(row.runs) > 1 else "")
+        run.folder: item.unique(row) + (f" ({run.seed})" if len(row.runs) > 1 else "")
         for row in item.rows
         for run in row.runs
     }
@@ -84,19 +84,44 @@ def localities(found: Sequence[Localities]) -> list[str]:
     return lines
 
 
-def missing(what: str, folders: Sequence[Path], output: Path) -> list[str]:
-    """Return what makes what is not there yet."""
+def other_lengths(item: Table) -> list[str]:
+    """Return a warning where runs were trained at different lengths: scores do not compare."""
+    found = {item.unique(row): trained_at(row) for row in item.rows}
+    if len(set[str]().union(*found.values())) < 2:
+        return []
+    named = [
+        f"{name} {' and '.join(sorted(told, key=int))}" for name, told in found.items() if told
+    ]
+    return [
+        f"Trained at different lengths (data.length): {', '.join(named)}. Each eval_* score is of "
+        "blocks of the run's own length, so between these it does not compare, nor is it tested; "
+        "use protocol=last_token of `evaluate`.",
+        "",
+    ]
+
+
+def tested_text(found: Sequence[Localities], own: Localities | None) -> list[str]:
+    """Return which of several texts the locality in tests and plots is of."""
+    if own is None or len(found) < 2:
+        return []
+    return [f"Locality is tested and drawn on {own.about}, {own.queries:,} queries.", ""]
+
+
+def missing(what: str, folders: Sequence[Path], output: Path, as_there: Sequence[str]) -> list[str]:
+    """Return what makes what is not there yet, comparable with what is; as_there: words for it."""
     if not folders:
         return []
-    command = ["python", "-m", "pipelines.analyze", *map(str, folders)]
+    command = ["python", "-m", "pipelines.analyze", *map(str, folders), *as_there]
     if len(folders) > 1:
         command.append(f"output={output}")
     names = ", ".join(folder.name for folder in folders)
     return [f"No {what} of {names}; this makes it: `{shlex.join(command)}`.", ""]
 
 
-def learned(variant: str, kind: str, seen: Learned) -> list[str]:
+def learned(variant: str, kind: str, seen: Learned | str) -> list[str]:
     """Return the section on gates or slopes: at step 0 and at last, by layer and head."""
+    if isinstance(seen, str):
+        return [f"No {kind} of {variant}: {seen}.", ""]
     ends = dict.fromkeys(f"{step:,}" for step in seen.last_step)
     t, _, p = _t(seen.moved)
     change = f"change {_signed(seen.moved.difference)}"
@@ -126,15 +151,15 @@ def lengths(table: LengthTable, item: Table) -> list[str]:
     names, spans = labels(item), table.lengths
     about = f"over {table.targets:,} target tokens, the same for all models and lengths"
     scores = [
-        [names[model.run.run], _count(model.trained), *(_perplexity(model.at(n)) for n in spans)]
+        [names[model.run.folder], _count(model.trained), *(_perplexity(model.at(n)) for n in spans)]
         for model in table.runs
     ]
     apart = [
-        [names[model.run.run], *(_apart(model, n) for n in spans), _count(model.holds_to)]
+        [names[model.run.folder], *(_apart(model, n) for n in spans), _count(model.holds_to)]
         for model in table.runs
     ]
     alone = [
-        f"- {names[model.run.run]}: not scored at its training length, {_count(model.trained)}"
+        f"- {names[model.run.folder]}: not scored at its training length, {_count(model.trained)}"
         for model in table.runs
         if model.trained is None or model.at(model.trained) is None
     ]
@@ -175,9 +200,9 @@ def _apart(model: ByLength, length: int) -> str:
     return text
 
 
-def left_out(notes: Sequence[str]) -> list[str]:
-    """Return what was evaluated, but is in no table."""
-    return ["Not in a table by length:", "", *(f"- {note}" for note in notes), ""] if notes else []
+def left_out(where: str, notes: Sequence[str]) -> list[str]:
+    """Return what was found, but is in no table."""
+    return [f"Not {where}:", "", *(f"- {note}" for note in notes), ""] if notes else []
 
 
 def fields(group: Fields, item: Table) -> list[str]:
@@ -190,7 +215,9 @@ def fields(group: Fields, item: Table) -> list[str]:
             for length in group.lengths
         ]
         share = _within(run, measured[-1])
-        body.append([names[run.run], "no limit" if limit is None else _count(limit), *cells, share])
+        body.append(
+            [names[run.folder], "no limit" if limit is None else _count(limit), *cells, share]
+        )
     text = (
         f"On {group.about}. ERF: the smallest m so that tokens at a distance below m make more "
         f"than {group.threshold:g} of the mean cumulative normalised gradient; in brackets the "
@@ -206,13 +233,13 @@ def fields(group: Fields, item: Table) -> list[str]:
     return ["### Receptive fields", "", text, "", *table_lines(head, body, 1), ""]
 
 
-def _erf(one: Field) -> str:
+def _erf(one: FieldAtLength) -> str:
     mean = one.record["mean_erf"]
     own = f"{_number(mean['mean'], 1)} ± {_number(mean['se'], 1)}"
     return f"{one.record['erf_of_mean_curve']:,} ({own})"
 
 
-def _within(run: RunSummary, one: Field) -> str:
+def _within(run: RunSummary, one: FieldAtLength) -> str:
     told = run.settings.get("data.length", "")
     curve = one.record["curve"]
     is_known = told.isdecimal() and 0 < int(told) <= len(curve)

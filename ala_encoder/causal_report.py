@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from ala_encoder import causal_markdown as words
-from ala_encoder.analysis.figures import Field, draw_receptive_fields
+from ala_encoder.analysis.figures import FieldCurve, draw_receptive_fields
 from ala_encoder.analysis.findings import (
     Fields,
     Localities,
+    as_there,
     fields,
     localities,
+    own_text,
     records_of,
+    untold,
     without,
 )
 from ala_encoder.analysis.lengths import LengthTable, length_tables
@@ -99,36 +102,42 @@ def parts(
 
 def _causal(item: Table, points: Points, baseline: str | None, output: Path, part: Part) -> None:
     found, measured = localities(item), fields(item)
+    own, like = own_text(found), as_there(own_text(found), own_text(measured))
     lengths, left_out = length_tables([run for row in item.rows for run in row.runs])
+    part.lines += words.other_lengths(item)
     part.lines += words.runs(item)
     if any(run.folder is None for row in item.rows for run in row.runs):
         part.lines += [
             "Curves, locality and lengths are read from run folders, given as `runs`.",
             "",
         ]
-    tested = [item, *(one.table for one in found)]
+    tested = [item, *([] if own is None else [own.table])]
     part.lines += _tests(item, tested, baseline)
     if panels := _curves(item, points):
         alt = "scores over steps, mean and spread over seeds"
         part.plot("curves", alt, partial(draw_lines, panels=panels))
     part.lines += words.localities(found)
-    part.lines += words.missing("locality", without(item, "locality.json"), output)
+    part.lines += words.tested_text(found, own)
+    part.lines += words.missing("locality", without(item, "locality.json"), output, like)
+    part.lines += words.left_out("told on which text", untold(item))
     alt = "means of the variants, with their standard deviation over seeds"
-    part.plot("bars", alt, partial(draw_bars, panels=_bars(item, found)))
+    part.plot("bars", alt, partial(draw_bars, panels=_bars(item, own)))
     for row in item.rows:
         for kind in ("gate", "alpha"):
             if seen := learned(row, points, kind):
                 part.lines += words.learned(item.unique(row), kind, seen)
     for table in lengths:
         part.lines += words.lengths(table, item)
-    part.lines += words.left_out(left_out)
+    part.lines += words.left_out("in a table by length", left_out)
     if lengths:
         panels = [_length_lines(one, item) for one in lengths]
         part.plot("lengths", "perplexity over length", partial(draw_lines, panels=panels))
     for group in measured:
         part.lines += words.fields(group, item)
         _draw_fields(group, item, part)
-    part.lines += words.missing("receptive field", without(item, "receptive_field.json"), output)
+    part.lines += words.missing(
+        "receptive field", without(item, "receptive_field.json"), output, like
+    )
     part.records += [*records_of(found, measured), *(r for one in lengths for r in one.records())]
 
 
@@ -182,15 +191,15 @@ def _over_steps(label: str, row: Row, points: Points, metric: str) -> Line:
     return Line(label, tuple(map(float, found.steps)), means, tuple(o.sd for o in found.values))
 
 
-def _bars(item: Table, found: Sequence[Localities]) -> list[Bars]:
-    """Return a panel for each number; locality is that on the first text."""
+def _bars(item: Table, found: Localities | None) -> list[Bars]:
+    """Return a panel for each number; found: on the text that is drawn."""
     labels = [item.unique(row) for row in item.rows]
     own = {item.unique(row): row for row in item.rows}
     panels = [_panel(labels, own, metric, title) for metric, title in _BARS.items()]
-    if found:
-        same = [(item.unique(row), _same_row(found[0].table, row)) for row in item.rows]
+    if found is not None:
+        same = [(item.unique(row), _same_row(found.table, row)) for row in item.rows]
         local = {label: row for label, row in same if row is not None}
-        names = [name for name in found[0].table.metrics if name not in ("gate", "weight")]
+        names = [name for name in found.table.metrics if name not in ("gate", "weight")]
         panels += [_panel(labels, local, name, name.replace("_", " ")) for name in names]
     sizes = [(label, float(own[label].parameters.get("total", 0)), None) for label in labels]
     panels.append(Bars("parameters", tuple(sizes)))
@@ -239,7 +248,9 @@ def _draw_fields(group: Fields, item: Table, part: Part) -> None:
     length = max(shared)
     labels = words.labels(item)
     drawn = [
-        Field(labels[run.run], next(one.record for one in some if one.length == length), limit)
+        FieldCurve(
+            labels[run.folder], next(one.record for one in some if one.length == length), limit
+        )
         for run, limit, some in group.runs
     ]
     told = {run.settings.get("data.length") for run, _, _ in group.runs}

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """Means over an abscissa, each with its standard deviation where there is one."""
+    """Means over an abscissa, each with its spread where there is one."""
 
     label: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     sd: tuple[float | None, ...]
+    """Their standard deviations, or what the label says."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Bars:
 
 
 def draw_lines(path: Path, panels: Sequence[Lines]) -> None:
-    """Draw panels, three in a row at most; the band around a line is ± one standard deviation."""
+    """Draw panels, three in a row at most; the band around a line is ± its spread."""
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     with new_figure(max(6.4, 4.6 * columns), max(4.4, 3.6 * rows)) as figure:

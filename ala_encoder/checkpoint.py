@@ -2,7 +2,8 @@
 
 For: `checkpoints/step_0000100/` with DeepSpeed's files, each rank's random state and `state.json`.
 All is written into a temporary folder and renamed once every rank has finished, so a folder with
-its final name is whole. Not for: weights that others load (`export`).
+its final name is whole. On a shared file system a node may see late what another wrote: each node
+syncs its own files, and what all of them see decides. Not for: weights that others load (`export`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import shutil
 import uuid
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +45,12 @@ def save(engine: Engine, folder: Path, step: int, state: dict[str, Any]) -> Path
     engine.save(aside)
     torch.save(engine.random_state(), aside / f"random_{ranks.rank():05d}.pt")
     ranks.barrier()
-    if ranks.is_main():
-        whole = {**state, "world_size": ranks.world_size(), "files": _sizes(aside)}
-        write_json(aside / "state.json", whole)
+    if ranks.local_rank() == 0:
         _sync(aside)
+    sizes = _largest(ranks.gather(_sizes(aside) if ranks.local_rank() == 0 else {}))
+    if ranks.is_main():
+        whole = {**state, "world_size": ranks.world_size(), "files": sizes}
+        write_json(aside / "state.json", whole)
         os.replace(aside, final)
         _sync_folder(folder)
     ranks.barrier()
@@ -66,19 +70,20 @@ def load(engine: Engine, folder: Path) -> dict[str, Any]:
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint, or None; the same answer on every rank.
+    """Return the newest checkpoint that every rank finds complete, or None; on all ranks.
 
     Raises UserError when folders are there but none is complete: a run never silently starts anew.
     """
-    found = steps(folder) if ranks.is_main() else {}
-    complete = next((path for path in reversed(found.values()) if _is_complete(path)), None)
-    path, count = ranks.broadcast((complete, len(found)))
-    if count and path is None:
+    found = steps(folder)
+    seen = ranks.gather({step: path.name for step, path in found.items() if _is_complete(path)})
+    most = max(ranks.gather(len(found)))
+    common = set.intersection(*(set(names.items()) for names in seen))
+    if most and not common:
         raise UserError(
-            f"{folder}: none of {count} checkpoints is complete; repair them, or start again "
+            f"{folder}: none of {most} checkpoints is complete; repair them, or start again "
             "with train.from_scratch=true"
         )
-    return path  # type: ignore[no-any-return]
+    return folder / max(common)[1] if common else None
 
 
 def steps(folder: Path) -> dict[int, Path]:
@@ -110,7 +115,7 @@ def rotate(folder: Path, keep: int) -> None:
             continue
         aside = doomed.with_name(f"{doomed.name}.tmp-old")
         os.replace(doomed, aside)
-        shutil.rmtree(aside)
+        shutil.rmtree(aside, ignore_errors=True)  # NFS keeps a file that somebody still reads
     for leftover in folder.glob("step_*.tmp-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -136,6 +141,12 @@ def _sizes(folder: Path) -> dict[str, int]:
     """Return the size of each file in a folder by its path in there; nothing outside is seen."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.stat().st_size for path in paths}
+
+
+def _largest(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
+    """Return the size of each file of several views: a late one is smaller, or lacks it."""
+    names = {name for view in sizes for name in view}
+    return {name: max(view.get(name, 0) for view in sizes) for name in sorted(names)}
 
 
 def _sync(folder: Path) -> None:

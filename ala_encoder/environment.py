@@ -38,6 +38,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "device": torch.cuda.get_device_name() if engines.has_cuda() else "cpu",
         "cores": len(os.sched_getaffinity(0)),
         "world_size": ranks.world_size(),

@@ -1,8 +1,9 @@
 """What distance biases have learned: alpha and the mean gate of every layer and head.
 
 For: curves of both over a training, from step 0 on. A gate starts at about 0.5, so its mean says
-something only beside that of step 0. Not for: the biases themselves (`biases`), attention maps
-(`analysis`).
+something only beside that of step 0. Not watched: `multiscale_distbias`, whose heads have a slope
+and a gate for each range, and slopes in a layer with several distance biases, since a name is of
+one. Not for: the biases themselves (`biases`), attention maps (`analysis`).
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ class Watch:
         for part in model.modules():
             if not isinstance(part, Attention):
                 continue
-            for bias in part.biases:
-                if isinstance(bias, DistBias):
-                    yield bias.register_forward_hook(self._slope_of(part.layer))
-                elif isinstance(bias, GatedDistBias):
-                    yield bias.distance.register_forward_hook(self._slope_of(part.layer))
-                    yield bias.gate_proj.register_forward_hook(self._gate_of(part.layer))
+            slopes = [bias for bias in part.biases if isinstance(bias, DistBias)]
+            gated = [bias for bias in part.biases if isinstance(bias, GatedDistBias)]
+            slopes += [bias.distance for bias in gated]
+            if len(slopes) == 1:
+                yield slopes[0].register_forward_hook(self._slope_of(part.layer))
+            for bias in gated:
+                yield bias.gate_proj.register_forward_hook(self._gate_of(part.layer))
 
     def _slope_of(self, layer: int) -> Any:
         def keep(module: nn.Module, given: tuple[Tensor, Tensor], bias: Tensor) -> None:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 
-from ala_encoder import ranks
+from ala_encoder import ranks, slurm
 from ala_encoder.errors import UserError
 
 _STEPS = 3
@@ -52,8 +52,9 @@ class Lead:
         """Compare the lead with 2 (step + save), each the longest of any rank; on all ranks.
 
         A signal waits for the end of a step, then for the save; both may take twice as long on a
-        bad day. Raises UserError when the first comparison of a start fails: that is early, and
-        the signal would come too late every time. Later ones only tell: the run goes on well.
+        bad day. Raises UserError when the first comparison of a job's first start fails: that is
+        early, and the signal would come too late every time. Later ones only tell, and so does a
+        job that was requeued: it has been saved in time, and a slow hour must not end it.
         """
         if self.seconds is None or self._steps < _STEPS:
             return
@@ -67,6 +68,6 @@ class Lead:
             f"step took {step:.1f} s and a save {save:.1f} s, and twice both is {needed} s: "
             f"submit with SBATCH_SIGNAL={self.signal}@{needed} or more in sbatch's environment"
         )
-        if is_first:
+        if is_first and not slurm.requeues():
             raise UserError(f"{text}; all is saved")
         ranks.say(f"note: {text}")

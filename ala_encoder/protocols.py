@@ -6,8 +6,8 @@ single tokens, by which models are compared in pairs. Not for: the scores themse
 - blocks: windows that touch. Each token is predicted once, those at the start of a window from few
   others: the perplexity is too high, and falls as the windows grow, whatever the model does with
   what is far away.
-- sliding: windows that overlap, each moved on by `stride`. Each token is predicted once, all but
-  the first from at least length − stride others.
+- sliding: windows that overlap, each moved on by `stride`. Each token is predicted once, those of
+  all windows but the first from at least length − stride + 1 others.
 - last_token: a fixed set of tokens, each predicted from exactly `length` others (Chi et al. 2023).
   Since only what stands before them changes with the length, lengths are compared in pairs. The
   set is the same for every model, and for all lengths that are asked for together.
@@ -15,7 +15,6 @@ single tokens, by which models are compared in pairs. Not for: the scores themse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -103,12 +102,9 @@ def score(model: Scored, tokens: Tokens, protocol: Protocol, text: Text, batch_s
     """Score a model by a protocol at all its lengths; every rank calls it.
 
     batch_size: windows of the first length that a rank computes at once, and of another as many as
-    have no more tokens. Of last_token there are besides, over the tokens: eval_loss_standard_error,
-    and for all lengths but the first eval_loss_difference, the mean of each token's loss minus that
-    at the first length, with eval_loss_difference_standard_error.
+    have no more tokens. Of last_token there is besides, over the tokens: eval_loss_standard_error.
     """
     found = Found({}, {})
-    first: NDArray[np.float32] | None = None
     for length in protocol.lengths:
         made = windows(protocol, tokens, length)
         at_once = max(1, batch_size * protocol.lengths[0] // length)
@@ -116,23 +112,11 @@ def score(model: Scored, tokens: Tokens, protocol: Protocol, text: Text, batch_s
         is_fixed = protocol.name == "last_token"
         scores = causal_lm_scores(losses, made, replace(text, words=None) if is_fixed else text)
         if is_fixed:
-            scores |= _spread(losses.nll, first)
-            first = losses.nll if first is None else first
+            scores["eval_loss_standard_error"] = aggregate(losses.nll).se
             found.arrays["positions"] = made.positions
         if "eval_gate" in observed:
             scores["eval_gate"] = observed["eval_gate"]
         end = f"/{length}" if len(protocol.lengths) > 1 else ""
         found.scores.update({f"{name}{end}": value for name, value in scores.items()})
         found.arrays[f"nll{end}"] = losses.nll
-    return found
-
-
-def _spread(
-    nll: NDArray[np.float32], first: NDArray[np.float32] | None
-) -> Mapping[str, float | None]:
-    found = {"eval_loss_standard_error": aggregate(nll).se}
-    if first is not None:
-        apart = aggregate(nll.astype(np.float64) - first)
-        found["eval_loss_difference"] = apart.mean
-        found["eval_loss_difference_standard_error"] = apart.se
     return found

@@ -19,7 +19,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ala_encoder import averaging, cards, checkpoint, export, ranks, reporting, signals
+from ala_encoder import (
+    averaging,
+    cards,
+    checkpoint,
+    export,
+    ranks,
+    relabelling,
+    reporting,
+    signals,
+    slurm,
+)
 from ala_encoder import engine as engines
 from ala_encoder.attention import Attention, compile_long_runs
 from ala_encoder.engine import Engine
@@ -33,7 +43,7 @@ from ala_encoder.parallel_manifests import ParallelManifest
 from ala_encoder.progress import Outcome
 from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.settings.experiment import TrainingRun
-from ala_encoder.settings.loader import check, dump, flatten, read_plain
+from ala_encoder.settings.loader import dump, flatten
 from ala_encoder.settings.parallel import TranslationData
 from ala_encoder.settings.train import split_batch
 from ala_encoder.tokenizer import Tokenizer
@@ -65,7 +75,7 @@ def open_run(
 
     The card's parameter counts are logged as params/NAME.
     """
-    folder = settings.output / card.run_name
+    folder, job = settings.output / card.run_name, os.environ.get("SLURM_JOB_ID")
     log: RunLog | NullLog = null_log()
 
     def prepare() -> None:
@@ -85,7 +95,7 @@ def open_run(
             run_name=card.run_name,
             experiment=settings.tracking.experiment,
             params={**flatten(settings.model_dump(mode="json")), **named, **params},
-            tags={**(tags or {}), **_started(folder)},
+            tags={**(tags or {}), **({"slurm_job": job} if job else {})},
             parent_run_id=os.environ.get("ALA_PARENT_RUN"),
         )
         log = RunLog(
@@ -105,6 +115,8 @@ def open_run(
         tracking = settings.tracking
         store = public_uri(checked_uri(tracking.uri)) if tracking.enabled else "off"
         ranks.say(f"run folder {folder}, MLflow {store}")
+        if job and store.startswith("sqlite"):
+            ranks.say("note: sqlite is for one machine; jobs of several nodes need a server")
         torch.manual_seed(settings.seed)
         with log:
             try:
@@ -114,16 +126,6 @@ def open_run(
                 _leave(folder, log, asked)
     finally:
         engines.stop()
-
-
-def _started(folder: Path) -> dict[str, str]:
-    """Return what MLflow is told of this start: how many there were before, and Slurm's job."""
-    restarts = len(list(folder.glob("environment-*.json")))
-    job = os.environ.get("SLURM_JOB_ID")
-    return {
-        **({"restarts": str(restarts)} if restarts else {}),
-        **({"slurm_job": job} if job else {}),
-    }
 
 
 def _leave(folder: Path, log: RunLog | NullLog, asked: signals.Asked) -> NoReturn:
@@ -156,18 +158,6 @@ def _leave(folder: Path, log: RunLog | NullLog, asked: signals.Asked) -> NoRetur
 
 _LEFT = "left.json"
 """The newest checkpoint at each time that signals ended the run."""
-_HARMLESS = (
-    "tracking",
-    "output",
-    "name",
-    "train.stop_after",
-    "train.from_scratch",
-    "train.log_every",
-    "train.save_every",
-    "train.keep_checkpoints",
-    "train.num_workers",
-)
-"""Settings that may differ from those of a finished run, since they change no weight."""
 
 
 def _refuse_relabelling(folder: Path, settings: TrainingRun) -> None:
@@ -175,32 +165,24 @@ def _refuse_relabelling(folder: Path, settings: TrainingRun) -> None:
 
     It would find nothing left to train, and old weights would carry the new settings' name.
     """
-    if settings.train.from_scratch or not (folder / "export" / "export.json").exists():
+    if _begins_anew(folder, settings) or not (folder / "export" / "export.json").exists():
         return
-    old = flatten(_earlier(folder / "settings.yaml", type(settings)))
-    new = flatten(settings.model_dump(mode="json"))
-    # The mean of the last saves depends on which there were.
-    averaged = getattr(settings.train, "average_checkpoints", None) is not None
-    harmless = [key for key in _HARMLESS if not (averaged and key == "train.save_every")]
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key) and not key.startswith(tuple(harmless)):
-            raise UserError(
-                f"{folder} is finished with {key} = {old.get(key)!r}, now {new.get(key)!r}: choose "
-                "another `name`, or set train.from_scratch=true (the old run is kept aside)"
-            )
+    if changed := relabelling.difference(folder, settings):
+        raise UserError(changed)
 
 
-def _earlier(path: Path, cls: type[TrainingRun]) -> dict[str, Any]:
-    """Return the settings of an earlier start; what it did not know yet has its default."""
-    plain = read_plain(path)
-    try:
-        return check(plain, cls).model_dump(mode="json")
-    except UserError:  # of a version that knew other settings
-        return plain
+def _begins_anew(folder: Path, settings: TrainingRun) -> bool:
+    """Tell whether a run that is there makes way; one that this job began does not."""
+    if not settings.train.from_scratch or not folder.exists():
+        return False
+    path = folder / "environment.json"
+    if not slurm.requeues() or not path.exists():
+        return True
+    return bool(read_json(path).get("slurm_job") != os.environ.get("SLURM_JOB_ID"))
 
 
 def _make_folder(folder: Path, settings: TrainingRun) -> None:
-    if settings.train.from_scratch and folder.exists():
+    if _begins_anew(folder, settings):
         number = 1
         while (kept := folder.with_name(f"{folder.name}.before-{number}")).exists():
             number += 1

@@ -7,14 +7,12 @@ SLURM_* variables are left over there.
 
 from __future__ import annotations
 
+import os
 import re
-import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from ala_encoder.errors import UserError, cut
 
-PORTS = range(20_000, 30_000)
-"""Below the range from which kernels hand out ports (32,768 to 60,999)."""
 _NEEDED = (
     "SLURM_PROCID",
     "SLURM_NTASKS",
@@ -129,17 +127,7 @@ def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {**found, "MASTER_ADDR": environ.get("MASTER_ADDR", first)}
 
 
-def free_port(seed: int, ports: Sequence[int] = PORTS) -> int:
-    """Return a port of this machine that nothing listens on, another for each seed.
-
-    Raises UserError when a hundred are taken.
-    """
-    for attempt in range(100):
-        port = ports[(seed + 7919 * attempt) % len(ports)]
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        return port
-    raise UserError(f"no free port among 100 of {ports[0]} to {ports[-1]} on this machine")
+def requeues(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how often Slurm has put this job back before this start; 0 outside of one."""
+    text = environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else 0

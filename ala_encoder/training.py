@@ -197,7 +197,7 @@ class Loop:
     # -- around it ---------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Take up the newest checkpoint, if there is one and the settings do not forbid it.
+        """Take up the newest checkpoint, if there is one.
 
         Raises UserError when the ranks do not hold the same data, tokenizer and settings: they
         would follow different plans.
@@ -206,7 +206,7 @@ class Loop:
         if len(set(known)) > 1:
             odd = next(rank for rank, identity in enumerate(known) if identity != known[0])
             raise UserError(f"rank {odd} has other data, tokenizer or settings than rank 0")
-        newest = None if self.train.from_scratch else checkpoint.newest(self.checkpoints)
+        newest = checkpoint.newest(self.checkpoints)
         if newest is None:
             return
         saved = read_json(newest / "state.json")

@@ -18,9 +18,11 @@ from ala_encoder.settings.analyze import AnalyzeRun
 from ala_encoder.settings.exports import find_export
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
-    from ala_encoder.analysis.figures import Field
+    from ala_encoder.analysis.figures import FieldCurve
     from ala_encoder.export import CausalExport, Export
 
 
@@ -55,7 +57,7 @@ def _read(path: Path) -> Export | CausalExport:
     return exported
 
 
-def _analyzed(exported: Export | CausalExport, settings: AnalyzeRun) -> list[Field]:
+def _analyzed(exported: Export | CausalExport, settings: AnalyzeRun) -> list[FieldCurve]:
     """Write what is found in one export; return its receptive fields, with its name."""
     from ala_encoder import engine
     from ala_encoder.analysis.locality import locality
@@ -69,15 +71,20 @@ def _analyzed(exported: Export | CausalExport, settings: AnalyzeRun) -> list[Fie
         ranks.say(note)
     folder, name = exported.folder.parent / text.folder, exported.card.run_name
     model = exported.build().to(engine.device())
-    about = {"run": name, "data": text.name, "trained_length": text.data.length}
+    about = {
+        "run": name,
+        "data": text.name,
+        "text": text.digest,
+        "trained_length": text.data.length,
+    }
 
-    from ala_encoder.analysis.figures import Field, draw_locality, draw_receptive_fields
+    from ala_encoder.analysis.figures import FieldCurve, draw_locality, draw_receptive_fields
     from ala_encoder.analysis.receptive_field import THRESHOLD, theoretical_field
 
     ranks.say(f"{name}: locality on {text.name} …")
     batches = text.batches(model, settings.blocks, settings.batch_size)
     sections = {key: one.record() for key, one in locality(model, batches, settings.widths).items()}
-    write_json(folder / "locality.json", {**about, "sections": sections})
+    write_json(folder / "locality.json", {**about, "blocks": settings.blocks, "sections": sections})
     draw_locality(folder / "locality.png", name, sections)
 
     theory = theoretical_field(model)
@@ -87,15 +94,35 @@ def _analyzed(exported: Export | CausalExport, settings: AnalyzeRun) -> list[Fie
         ranks.say(f"{name}: receptive field at {length:,} tokens …")
         found = text.field(model, length, max(lengths), settings.segments, settings.batch_size)
         limit = None if theory is None else theory.window_times_layers
-        fields.append(Field(f"{length:,} tokens", found.record(), limit))
+        fields.append(FieldCurve(f"{length:,} tokens", found.record(), limit))
     told = {"threshold": THRESHOLD, "theory": None if theory is None else asdict(theory)}
     records = [field.record for field in fields]
     write_json(folder / "receptive_field.json", {**about, **told, "fields": records})
     plot = folder / "receptive_field.png"
     draw_receptive_fields(plot, name, fields, text.data.length, THRESHOLD)
+    if exported.card.kind == "masked_lm":
+        _draw_losses(folder / "loss_by_length.png", name, text.data.length, records)
     _log_fits(model, folder, about)
     ranks.say(f"{name}: written to {folder}")
     return [field._replace(label=f"{name}, {field.label}") for field in fields]
+
+
+def _draw_losses(path: Path, name: str, trained: int, fields: list[Mapping[str, Any]]) -> None:
+    """Draw a masked model's loss of the same tokens over the length, ± its standard error."""
+    from ala_encoder.charts import Line, Lines, draw_lines
+
+    path.unlink(missing_ok=True)  # of an earlier analysis of several lengths
+    if len(fields) < 2:
+        return
+    points = sorted(
+        (field["length"], field["loss"]["mean"], field["loss"]["se"]) for field in fields
+    )
+    lengths, means, errors = zip(*points, strict=True)
+    line = Line(f"{name} ± standard error", lengths, means, errors)
+    title = f"masked tokens, {fields[0]['segments']:,} the same at each length"
+    ylabel = "loss (nats per token)"
+    panel = Lines(title, "tokens of a text", ylabel, (line,), log_x=True, marks=(trained,))
+    draw_lines(path, [panel])
 
 
 def _log_fits(model: nn.Module, folder: Path, about: dict[str, Any]) -> None:

@@ -63,16 +63,20 @@ def main(settings: CompareRun) -> None:
 def _tested(settings: CompareRun, tables: Sequence[Table], summaries: Sequence[RunSummary]) -> str:
     """Return the section on BLEU beside the baseline, empty where there is no such run.
 
-    Raises UserError for a baseline that no run has.
+    Raises UserError for a baseline that no run has, and for settings of the test without such runs.
     """
     from ala_encoder import significance
     from ala_encoder.analysis.seeds import check_baseline, is_tested_over_seeds
+    from ala_encoder.errors import UserError
     from ala_encoder.markdown import render_comparisons
 
     if settings.baseline is None:
         return ""
     translations = [one for one in summaries if not is_tested_over_seeds(one.task)]
     if not translations:
+        for name in ("samples", "translations"):
+            if getattr(settings, name) != type(settings).model_fields[name].default:
+                raise UserError(f"{name}: is for translation runs, there is none here")
         check_baseline(tables, settings.baseline)
         return ""
     systems = [

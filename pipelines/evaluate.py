@@ -193,7 +193,9 @@ def _text(exported: AnyExport, settings: EvaluateRun) -> _Data:
             how: dict[str, Any] = {}
             if protocol is not None:
                 targets = targets_digest(arrays[split], single)
+                # null: as the model was trained, with the run's own `prune` or without
                 how = {"protocol": protocol.model_dump(), "targets": targets}
+                how["prune"] = settings.prune
             evaluation.write_scores(folder, task, split, manifest.name, written, how)
             if single:
                 path = folder / f"{split}.safetensors"

@@ -3,7 +3,9 @@
 One after the other:  python -m pipelines.suite SUITE.yaml
 What is left to do:   python -m pipelines.suite SUITE.yaml dry_run=true [--json]
 One of a job array:   … SUITE.yaml cell=N, in this process, under any launcher
-Started again, it skips what is finished and goes on with the rest.
+The table of them:    … SUITE.yaml table=true, which trains nothing
+Started again, it skips what is finished and goes on with the rest. What is finished with other
+settings is refused, or with settings='["train.from_scratch=true"]' trained anew.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ala_encoder import signals
 from ala_encoder.command import run
-from ala_encoder.errors import RunStopped
+from ala_encoder.errors import RunStopped, UserError
 from ala_encoder.settings.suite import Cell, SuiteRun
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ _LOOKS = 6
 
 def main(settings: SuiteRun, as_json: bool) -> None:
     """Run what is not finished, then write the table."""
+    if as_json and not settings.dry_run:
+        raise UserError("--json: does nothing without dry_run=true")
     settings.check_cells()
     if settings.cell is not None:
         _become(settings, settings.cells[settings.cell])
@@ -44,6 +48,9 @@ def main(settings: SuiteRun, as_json: bool) -> None:
         _tell(settings, done, as_json)
         return
 
+    left = [name for name, finished in done.items() if not finished]
+    if settings.table and left:
+        raise UserError(f"table: {len(left)} of {len(done)} cells are left: {', '.join(left)}")
     home = settings.output / settings.name
     with _log(settings, home) as log:
         parent = log.run_id
@@ -71,11 +78,18 @@ def _log(settings: SuiteRun, home: Path) -> RunLog:
 
 
 def _is_finished(settings: SuiteRun, cell: Cell) -> bool:
+    """Tell whether a cell is; raises UserError where it is with other settings than are given."""
+    from ala_encoder import relabelling
     from ala_encoder.records import read_folder
     from ala_encoder.tracking import EVENTS
 
-    folder = settings.output / cell.name
-    return (folder / EVENTS).is_file() and read_folder(folder)[0].status == "FINISHED"
+    folder, given = settings.output / cell.name, settings.loaded(cell)
+    if not (folder / EVENTS).is_file() or read_folder(folder)[0].status != "FINISHED":
+        return False
+    changed = relabelling.difference(folder, given)
+    if changed and not given.train.from_scratch:
+        raise UserError(f"cell {cell.name}: {changed}")
+    return changed is None
 
 
 def _tell(settings: SuiteRun, done: dict[str, bool], as_json: bool) -> None:

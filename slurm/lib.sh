@@ -3,8 +3,9 @@
 #
 #   ALA_HOME           the checkout (default: the folder that sbatch was called in)
 #   ALA_ENV            words of what to enter, in order: module:NAME, conda:NAME or the folder of a venv
-#                      (default: .venv of the checkout)
+#                      (default: .venv of the checkout; with a container none, its own python is used)
 #   ALA_CONTAINER      pyxis:IMAGE or apptainer:FILE.sif: the ranks run in it, the checkout mounted
+#   ALA_MOUNTS         further folders of the container, as in "/data /scratch/me:/runs"
 #   ALA_LAUNCHER       srun (default): a task a rank. deepspeed: its launcher, a task a node.
 #                      deepspeed-slurm: its --launcher slurm, which calls srun itself
 #   ALA_SBATCH_EXTRA   further words for sbatch, taken by submit.sh
@@ -18,6 +19,7 @@
 
 set -uo pipefail
 readonly ALA_SAVED=85
+ALA_CONTAINER=${ALA_CONTAINER:-}
 
 ala_fail() { echo "error: $*" >&2; exit 2; }
 
@@ -25,33 +27,41 @@ ala_fail() { echo "error: $*" >&2; exit 2; }
 ala_help() { sed -n '2,/^[^#]/{/^#SBATCH/d;s/^# \{0,1\}//p}' "$0"; exit 0; }
 
 ala_enter() {
-  local word
+  local word words=${ALA_ENV:-}
+  [ -n "$words$ALA_CONTAINER" ] || words=.venv
   ALA_HOME=${ALA_HOME:-${SLURM_SUBMIT_DIR:-$PWD}}
   cd "$ALA_HOME" || ala_fail "ALA_HOME = $ALA_HOME: no such folder"
-  for word in ${ALA_ENV:-.venv}; do
+  set +u  # what modules and environments run may read what is not set
+  for word in $words; do
     case $word in
       module:*) module load "${word#module:}" || ala_fail "ALA_ENV: module load ${word#module:} failed" ;;
       conda:*)
         command -v conda >/dev/null || ala_fail "ALA_ENV = $word: there is no conda; load its module first (module:NAME $word)"
-        set +u; eval "$(conda shell.bash hook)"; conda activate "${word#conda:}" || ala_fail "ALA_ENV: no conda environment ${word#conda:}"; set -u ;;
+        eval "$(conda shell.bash hook)"; conda activate "${word#conda:}" || ala_fail "ALA_ENV: no conda environment ${word#conda:}" ;;
       *)
         [ -x "$word/bin/python" ] || ala_fail "ALA_ENV = $word: no environment there (bin/python); \`make install\` makes .venv"
         PATH=$(cd "$word/bin" && pwd):$PATH ;;
     esac
   done
+  set -u
   export PATH
-  [ -n "${ALA_CONTAINER:-}" ] || command -v python >/dev/null || ala_fail "ALA_ENV = ${ALA_ENV:-}: has no python"
+  [ -n "$ALA_CONTAINER" ] || command -v python >/dev/null || ala_fail "ALA_ENV = ${ALA_ENV:-}: has no python"
 }
 
 # The words in front of a command that put it into the container; srun's own words for pyxis.
 ala_container() {
+  local folder mounts=$ALA_HOME:$ALA_HOME binds=()
   srun_words=() in_container=()
-  case ${ALA_CONTAINER:-} in
+  for folder in ${ALA_MOUNTS:-}; do
+    [[ $folder == *:* ]] || folder=$folder:$folder
+    mounts+=,$folder binds+=(--bind "$folder")
+  done
+  case $ALA_CONTAINER in
     '') ;;
-    pyxis:*) srun_words=(--container-image="${ALA_CONTAINER#pyxis:}" --container-mounts="$ALA_HOME:$ALA_HOME" --container-workdir="$ALA_HOME") ;;
+    pyxis:*) srun_words=(--container-image="${ALA_CONTAINER#pyxis:}" --container-mounts="$mounts" --container-workdir="$ALA_HOME") ;;
     apptainer:*)
       [ -e "${ALA_CONTAINER#apptainer:}" ] || ala_fail "ALA_CONTAINER = $ALA_CONTAINER: no such file"
-      in_container=(apptainer exec --nv --bind "$ALA_HOME" --pwd "$ALA_HOME" "${ALA_CONTAINER#apptainer:}") ;;
+      in_container=(apptainer exec --nv --bind "$ALA_HOME" "${binds[@]}" --pwd "$ALA_HOME" "${ALA_CONTAINER#apptainer:}") ;;
     *) ala_fail "ALA_CONTAINER = $ALA_CONTAINER: allowed are pyxis:IMAGE and apptainer:FILE.sif" ;;
   esac
 }
@@ -64,6 +74,16 @@ ala_signal() {
   export ALA_SIGNAL=${BASH_REMATCH[2]}
 }
 
+# The first port of this job's that nothing here listens on; below those that kernels hand out.
+ala_port() {
+  local attempt port
+  for attempt in {0..99}; do
+    port=$((20000 + (SLURM_JOB_ID + 7919 * attempt) % 10000))
+    (: < "/dev/tcp/127.0.0.1/$port") 2>/dev/null || { echo "$port"; return; }
+  done
+  ala_fail "no free port among 100 of 20000 to 29999 on this machine"
+}
+
 ala_nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null || python slurm/rank.py nodes "$SLURM_JOB_NODELIST"; }
 
 # Nodes, ranks and port of this job; says what a wrong number of tasks would hide.
@@ -71,12 +91,13 @@ ala_ranks() {
   local gpus
   [ -n "${SLURM_JOB_ID:-}" ] || ala_fail "no Slurm job: submit this with sbatch; without Slurm: docs/cluster.md"
   mapfile -t nodes < <(ala_nodes)
+  [ -n "${nodes[0]:-}" ] || ala_fail "SLURM_JOB_NODELIST = ${SLURM_JOB_NODELIST:-}: neither scontrol nor python here can tell its nodes"
   gpus=${SLURM_GPUS_ON_NODE:-0}
   if [ "$gpus" -gt 0 ] && [ "$gpus" != "$tasks_per_node" ]; then
     ala_fail "$gpus GPUs a node but $tasks_per_node ranks: give sbatch --ntasks-per-node=$gpus (a rank a GPU)"
   fi
   MASTER_ADDR=${nodes[0]}
-  MASTER_PORT=$(python slurm/rank.py port) || exit
+  MASTER_PORT=$(ala_port) || exit
   # All ranks of a start carry it, so that none meets another job's behind one port.
   ALA_JOB_TOKEN=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
   export MASTER_ADDR MASTER_PORT ALA_JOB_TOKEN ALA_TASKS_PER_NODE=$tasks_per_node
@@ -88,38 +109,41 @@ ala_job() {
   if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then echo "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"; else echo "$SLURM_JOB_ID"; fi
 }
 
-# Environment, container, ranks: sets tasks_per_node, nodes, srun_words and in_container.
+# Environment, container, ranks: sets tasks_per_node, cores, nodes, srun_words and in_container.
 ala_prepare() {
   tasks_per_node=${SLURM_NTASKS_PER_NODE:-$((${SLURM_NTASKS:-1} / ${SLURM_JOB_NUM_NODES:-1}))}
   ala_enter; ala_container; ala_ranks
   # Slurm 22.05 and later do not hand sbatch's --cpus-per-task to srun by themselves.
-  srun_words+=(--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
+  cores=${SLURM_CPUS_PER_TASK:-1}
+  # A site may have srun end the others a while after the first has ended, which may wait for MLflow.
+  srun_words+=(--kill-on-bad-exit=1 --wait=0)
 }
 
 # ala_run PIPELINE WORD...: run it on all ranks, then requeue where it was stopped by a signal.
 ala_run() {
   [ "${2:-}" != --help ] || ala_help
-  local code
+  local code again=1
   # A signal to this shell alone (scancel --batch, --signal=B:) is handed to the ranks, the one step: the
   # number of the job may be that of its whole array, and its other spelling makes scancel try for long.
-  trap 'scancel --signal=USR1 "$SLURM_JOB_ID.0"' USR1
-  trap 'scancel --signal=USR2 "$SLURM_JOB_ID.0"' USR2
-  trap 'scancel --signal=TERM "$SLURM_JOB_ID.0"' TERM
+  trap 'again=1; scancel --signal=USR1 "$SLURM_JOB_ID.0"' USR1
+  trap 'again=1; scancel --signal=USR2 "$SLURM_JOB_ID.0"' USR2
+  trap 'again=1; scancel --signal=TERM "$SLURM_JOB_ID.0"' TERM
   ala_signal "$0"; ala_prepare
   case ${ALA_LAUNCHER:-srun} in
-    srun) set -- srun --ntasks-per-node="$tasks_per_node" "${srun_words[@]}" "${in_container[@]}" python slurm/rank.py "$@" ;;
-    deepspeed) set -- srun --ntasks-per-node=1 --ntasks="${#nodes[@]}" "${srun_words[@]}" "${in_container[@]}" bash slurm/node.sh "$@" ;;
+    srun) set -- srun --ntasks-per-node="$tasks_per_node" --cpus-per-task="$cores" "${srun_words[@]}" "${in_container[@]}" python slurm/rank.py "$@" ;;
+    deepspeed) set -- srun --ntasks-per-node=1 --ntasks="${#nodes[@]}" --cpus-per-task="$((tasks_per_node * cores))" "${srun_words[@]}" "${in_container[@]}" bash slurm/node.sh "$@" ;;
     deepspeed-slurm)
-      set -- "${in_container[@]}" deepspeed --hostfile "$(ala_hostfile)" --launcher slurm --force_multi --no_ssh_check \
+      [ -z "$ALA_CONTAINER" ] || ala_fail "ALA_LAUNCHER = deepspeed-slurm: calls srun by itself, not with ALA_CONTAINER = $ALA_CONTAINER; use srun or deepspeed"
+      set -- deepspeed --hostfile "$(ala_hostfile)" --launcher slurm --force_multi --no_ssh_check \
         --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-        --launcher_args "--ntasks-per-node=$tasks_per_node ${srun_words[*]}" slurm/rank.py "$@" ;;
+        --launcher_args "--ntasks-per-node=$tasks_per_node --cpus-per-task=$cores ${srun_words[*]}" slurm/rank.py "$@" ;;
     *) ala_fail "ALA_LAUNCHER = $ALA_LAUNCHER: allowed are srun, deepspeed, deepspeed-slurm" ;;
   esac
-  # In the background: a trap of bash runs only between commands, and `wait` is one that a signal ends.
+  # In the background: a trap of bash runs only between commands, and `wait` is one that a signal ends,
+  # with a code of its own. The ranks' is still there for another `wait` if they end while a trap runs.
   "$@" &
   local ranks=$!
-  wait "$ranks"; code=$?
-  while kill -0 "$ranks" 2>/dev/null; do wait "$ranks"; code=$?; done
+  while [ "$again" ]; do again=; wait "$ranks"; code=$?; done
   [ "$code" != "$ALA_SAVED" ] || ala_requeue
   rm -f ".cache/time_outs/$(ala_job)"
   exit "$code"
@@ -149,11 +173,22 @@ ala_time_out() {
   echo "the time has run out, $count of at most $most times"
 }
 
+# scontrol, asked again where its server is busy.
+ala_scontrol() {
+  local attempt
+  command -v scontrol >/dev/null || return
+  for attempt in 1 2 3; do
+    [ "$attempt" = 1 ] || sleep 10
+    if SLURM_TIME_FORMAT=standard scontrol "$@"; then return 0; fi
+  done
+  return 1
+}
+
 # After a save: put the job back, once, unless Slurm ends or requeues it by itself.
 ala_requeue() {
   local job told
   job=$(ala_job)
-  if ! told=$(scontrol show job "$SLURM_JOB_ID" -o 2>/dev/null) || [[ ! $told =~ JobState=([A-Z_]+) ]]; then
+  if ! told=$(ala_scontrol show job "$SLURM_JOB_ID" -o 2>/dev/null) || [[ ! $told =~ JobState=([A-Z_]+) ]]; then
     echo "all is saved, but this node has no working scontrol: submit the same command again to go on"
     exit "$ALA_SAVED"
   fi
@@ -161,8 +196,9 @@ ala_requeue() {
     echo "all is saved; not requeued, Slurm says ${BASH_REMATCH[1]}"
     exit "$ALA_SAVED"
   fi
-  [[ ! $told =~ EndTime=([^ ]+) ]] || ala_time_out "$job" "${BASH_REMATCH[1]}"
-  if scontrol requeue "$job"; then
+  # A preemption with a grace time ends the job's time as well, but not for want of it.
+  if [[ ! $told =~ PreemptTime=[0-9] && $told =~ EndTime=([^ ]+) ]]; then ala_time_out "$job" "${BASH_REMATCH[1]}"; fi
+  if ala_scontrol requeue "$job"; then
     echo "all is saved; job $job is requeued and goes on from there"
     exit 0
   fi

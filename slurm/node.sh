@@ -4,23 +4,22 @@
 # Ranks that are still starting ignore them, as this shell now does, so they are handed on again and
 # again: further ones change nothing.
 set -uo pipefail
-hostfile=$(mktemp) again=''
-trap 'rm -f "$hostfile"; [ -z "$again" ] || kill "$again" 2>/dev/null' EXIT
+hostfile=$(mktemp) handing='' again=1
+trap 'rm -f "$hostfile"; [ -z "$handing" ] || kill "$handing" 2>/dev/null' EXIT
 trap '' USR1 USR2 TERM
 python slurm/rank.py nodes "$SLURM_JOB_NODELIST" | sed "s/\$/ slots=$ALA_TASKS_PER_NODE/" > "$hostfile"
 setsid deepspeed --hostfile "$hostfile" --no_ssh --node_rank "$SLURM_NODEID" \
   --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" --module "pipelines.$1" "${@:2}" &
 launcher=$!
-# shellcheck disable=SC2317  # the traps call it
+# shellcheck disable=SC2317,SC2329  # the traps call it
 hand_on() {
-  [ -z "$again" ] || return 0
-  while kill -0 "$launcher" 2>/dev/null; do pkill -"$1" --session "$launcher" -f -- "-u -m pipelines\."; sleep 2; done &
-  again=$!
+  [ -z "$handing" ] || return 0
+  while kill -0 "$launcher" 2>/dev/null; do pkill -"$1" --session "$launcher" -f -- "-m pipelines\."; sleep 2; done &
+  handing=$!
 }
 for name in USR1 USR2 TERM; do
   # shellcheck disable=SC2064  # the name is meant as it is now
-  trap "hand_on $name" "$name"
+  trap "again=1; hand_on $name" "$name"
 done
-wait "$launcher"; code=$?
-while kill -0 "$launcher" 2>/dev/null; do wait "$launcher"; code=$?; done
+while [ "$again" ]; do again=; wait "$launcher"; code=$?; done
 exit "$code"

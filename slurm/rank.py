@@ -1,7 +1,7 @@
 """One rank of a job: started once a rank by srun, or by deepspeed with --launcher slurm.
 
-`rank.py PIPELINE CONFIG.yaml …` runs a pipeline with Slurm's ranks; `rank.py port` and
-`rank.py nodes LIST` answer the job scripts.
+`rank.py PIPELINE CONFIG.yaml …` runs a pipeline with Slurm's ranks; `rank.py nodes LIST` answers
+the job scripts.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-from ala_encoder import signals, slurm
+from ala_encoder import signals
 from ala_encoder.errors import UserError
-from pipelines.__main__ import main as ala
 
 SAVES = ("pretrain", "finetune_glue", "finetune_nmt", "suite")
 """The pipelines that take a signal as the wish to save."""
@@ -19,15 +18,17 @@ SAVES = ("pretrain", "finetune_glue", "finetune_nmt", "suite")
 
 def main(words: list[str]) -> None:
     """Answer, or run one pipeline as one rank."""
+    if words[:1] and words[0] in SAVES:
+        signals.hold()  # before what takes its time to be imported
+    from ala_encoder import slurm
+
     if words[:1] == ["nodes"] and len(words) == 2:
         print("\n".join(slurm.expand(words[1])))
-    elif words == ["port"]:
-        print(slurm.free_port(int(os.environ.get("SLURM_JOB_ID", "0"))))
-    else:
-        if words[:1] and words[0] in SAVES:
-            signals.hold()
-        os.environ.update(slurm.rank_variables(os.environ))
-        ala()
+        return
+    from pipelines.__main__ import main as ala
+
+    os.environ.update(slurm.rank_variables(os.environ))
+    ala()
 
 
 if __name__ == "__main__":

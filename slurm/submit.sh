@@ -22,10 +22,13 @@ while [ $# -gt 0 ]; do
   shift
 done
 cd "$(dirname "$0")/.."
-for word in ${ALA_ENV:-.venv}; do [ ! -x "$word/bin/python" ] || PATH=$(cd "$word/bin" && pwd):$PATH; done
-# Every setting is checked here, on the login node, before anything is submitted.
+# shellcheck source=slurm/lib.sh
+source slurm/lib.sh
+ALA_HOME=$PWD ALA_CONTAINER='' ala_enter  # here, on the login node
+# Every setting is checked before anything is submitted.
 python -m pipelines.params "$pretrain" "${words[@]}" > /dev/null
-cells=$(python -m pipelines.suite "$suite" dry_run=true --json | python -c 'import json, sys; print(len(json.load(sys.stdin)["cells"]))')
+python -m pipelines.suite "$suite" dry_run=true > /dev/null
+cells=$(PYTHONPATH=. python slurm/stages.py "$pretrain" "$suite" "${words[@]}")
 read -r -a extra <<< "${ALA_SBATCH_EXTRA:-}"
 case " ${extra[*]}" in *' --signal'*) echo "error: ALA_SBATCH_EXTRA: has --signal, of which the ranks would not know; set SBATCH_SIGNAL=KIND@SECONDS" >&2; exit 2 ;; esac
 
@@ -37,5 +40,5 @@ job() { # NAME WORD...: submit, or show, and leave the id in $id
 }
 job pretrain slurm/pretrain.sbatch "$pretrain" "${words[@]}"
 job cells --dependency=afterok:"$id" --array="0-$((cells - 1))$at_once" slurm/suite.sbatch "$suite"
-job table --dependency=afterok:"$id" --ntasks-per-node=1 slurm/table.sbatch "$suite"
+job table --dependency=afterok:"$id" --nodes=1 --ntasks-per-node=1 slurm/table.sbatch "$suite"
 [ -n "$go" ] || echo "nothing was submitted: add --go"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from ala_encoder import cards, command, corpus, export
+from ala_encoder import cards, charts, command, corpus, export
 from ala_encoder.analysis.figures import draw_log_fits
 from ala_encoder.analysis.locality import locality, rounded
 from ala_encoder.analysis.logfit import fit_sandwich
@@ -123,6 +124,11 @@ def test_a_causal_model_is_analysed_as_the_library_does(home: Path) -> None:
     assert (found["run"], found["data"], found["trained_length"]) == ("gated", "valid of data", 24)
     wanted = locality(model, [{"input_ids": blocks(tokens, 24, 3)}], [2, 8])["decoder"]
     assert found["sections"].keys() == {"decoder"}
+    ids = tokens.astype("<u4").tobytes()
+    assert found["text"] == hashlib.sha256(ids).hexdigest()[:16]
+    assert read(run / "analysis", "receptive_field")["text"] == found["text"]
+    assert found["blocks"] == 3
+    assert not (run / "analysis" / "loss_by_length.png").exists()  # `evaluate` has protocols
     mean = found["sections"]["decoder"]["mean"]
     assert mean == pytest.approx(wanted.model.mean(), rel=1e-4)
     assert mean.keys() == {"expected_distance", "mass@2", "mass@8", "entropy", "weight", "gate"}
@@ -159,6 +165,34 @@ def test_a_masked_model_is_analysed_on_the_masks_it_is_scored_on(home: Path) -> 
     assert one["erf_of_mean_curve"] == own.erf
     assert one["before"] == pytest.approx(own.before.tolist(), abs=1e-5)
     assert 0 < one["after"][-1] < 1
+
+
+def test_losses_of_a_masked_model_are_drawn_over_several_lengths(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, drawn = home / "masked", []
+    draw = charts.draw_lines
+
+    def kept(path: Path, panels: Any) -> None:
+        drawn.append(panels)
+        draw(path, panels)
+
+    monkeypatch.setattr(charts, "draw_lines", kept)
+    assert start(run, "segments=4", "blocks=1", "lengths=[24,12]") == 0
+    (((panel,)),) = drawn
+    fields = read(run / "analysis", "receptive_field")["fields"][::-1]
+    (line,) = panel.lines
+    assert line.x == (12, 24) and panel.marks == (24,)
+    for field, mean, se in zip(fields, line.y, line.sd, strict=True):
+        assert mean == pytest.approx(np.mean(field["losses"]), rel=1e-5)
+        assert se == pytest.approx(np.std(field["losses"], ddof=1) / 2, rel=1e-4)
+    plot = run / "analysis" / "loss_by_length.png"
+    first = plot.read_bytes()
+    assert first.startswith(PNG)
+    assert start(run, "segments=4", "blocks=1", "lengths=[24,12]") == 0
+    assert plot.read_bytes() == first
+    assert start(run, "segments=4", "blocks=1", "lengths=[12]") == 0
+    assert not plot.exists()  # it was of other numbers
 
 
 def test_the_same_command_writes_the_same_bytes(home: Path) -> None:

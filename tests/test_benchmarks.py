@@ -18,6 +18,7 @@ from benchmarks import (
     chunked_loss,
     decoding,
     harness,
+    logfit,
     nmt_training,
     parity,
     pruning,
@@ -307,6 +308,19 @@ def test_parity_of_two_bits_is_learned_and_of_more_is_guessed(
         assert record["first"] > 0.75 and record["loss"] < 0.6
     assert found[0]["beyond"] is None
     assert 0.4 < found[2]["beyond"] < 0.6
+
+
+def test_the_log_fit_stands_beside_what_is_stated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert logfit.main(["--plot", str(tmp_path / "x.png")]) == 0
+    row = capsys.readouterr().out.splitlines()[2]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[0] == "(Sandwich − 64) / 8" and cells[2:4] == ["-0.832", "-0.794"]
+    assert cells[-1] == "-0.832 and -0.794"
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    t5 = logfit.fits()["T5"]
+    assert t5.slope == pytest.approx(-0.832, abs=0.05) and t5.rmse < 0.1
 
 
 def test_parity_is_counted_from_the_first_bit() -> None:

@@ -226,6 +226,15 @@ def test_a_slope_without_a_gate_has_an_alpha_alone() -> None:
     )
 
 
+def test_a_layer_of_several_distance_biases_has_no_one_alpha() -> None:
+    kinds = ({"kind": "distbias"}, {"kind": "gated_distbias"})
+    attention = AttentionSettings.model_validate({"biases": kinds})
+    built = CausalLM(causal.settings().model, attention, 40)
+    with watch_gates(built) as watch:
+        built(torch.zeros(1, 5, dtype=torch.long))
+    assert {name.partition("/")[0] for name in watch.values()} == {"gate", "eval_gate"}
+
+
 # The tokenizer
 
 

@@ -227,7 +227,8 @@ def test_locality_is_that_of_the_files_and_what_is_missing_is_told(home: Path, r
         assert found[variant]["n"] == str(len(seeds))
     assert found["plain"]["gate"] == "-" != found["gated"]["gate"]
     folder = home / "runs" / "gated-2"
-    made = f"this makes it: `python -m pipelines.analyze {folder}`."
+    words = "'lengths=[16,32]' segments=6 blocks=4"
+    made = f"this makes it: `python -m pipelines.analyze {folder} {words}`."
     assert f"No locality of gated-2; {made}" in report
     assert f"No receptive field of gated-2; {made}" in report
 

@@ -108,6 +108,11 @@ def test_r2_a_kill_at_every_file_operation_of_a_save_loses_nothing(tmp_path: Pat
         assert case["after"] == ["step_0000006"], case
 
 
+def test_what_one_node_sees_late_is_promised_as_another_wrote_it() -> None:
+    views = [{"a": 7, "b": 0}, {"b": 9, "c": 0}]
+    assert checkpoint._largest(views) == {"a": 7, "b": 9, "c": 0}
+
+
 def test_saving_the_same_step_twice_keeps_the_first(job: Loop, tmp_path: Path) -> None:
     (first,) = save(job, tmp_path / "c", 3)
     before = {path: path.stat().st_mtime_ns for path in files(first)}
@@ -234,6 +239,24 @@ def test_rotation_removes_leftovers(job: Loop, tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     checkpoint.rotate(folder, 1)
     assert names(folder) == ["notes.txt", "step_0000001"]
+
+
+def test_rotation_leaves_what_cannot_be_deleted_yet(
+    job: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does, which keeps a file that somebody has open."""
+    folder = tmp_path / "c"
+    save(job, folder, 1, 2)
+
+    def refuse(*_: object, **named: object) -> None:
+        raise OSError("Directory not empty")
+
+    with monkeypatch.context() as busy:
+        busy.setattr(os, "rmdir", refuse)
+        checkpoint.rotate(folder, 1)
+    assert list(checkpoint.steps(folder)) == [2]
+    checkpoint.rotate(folder, 1)
+    assert names(folder) == ["step_0000002"]
 
 
 def test_rotation_takes_a_link_away_and_not_what_it_leads_to(job: Loop, tmp_path: Path) -> None:

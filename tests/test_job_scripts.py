@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -52,7 +55,8 @@ def test_g08_g10_scripts_signal_the_ranks_append_their_log_and_may_be_requeued(
 
 def test_scripts_are_clean() -> None:
     shellcheck = shutil.which("shellcheck")
-    files = [*SCRIPTS, *(ROOT / "slurm").glob("*.sh")]
+    files = [*SCRIPTS, *(ROOT / "slurm").glob("*.sh"), *(ROOT / "tests" / "slurm").glob("*.sh")]
+    files.append(ROOT / ".ci" / "run")
     for path in files:
         subprocess.run(["bash", "-n", path], check=True)
     if shellcheck is not None:
@@ -62,13 +66,15 @@ def test_scripts_are_clean() -> None:
 def requeue(folder: Path, scontrol: str | None, **environ: str) -> tuple[int, str, list[str]]:
     """Run what follows a save, with a stand-in for scontrol; None: there is none.
 
-    Returns the exit code, what is said, and the jobs that were requeued.
+    Returns the exit code, what is said, and what was done: jobs requeued, pauses.
     """
     commands, calls = folder / "bin", folder / "calls"
     shutil.rmtree(commands, ignore_errors=True)
     commands.mkdir()
     calls.write_text("")
-    for name in ("bash", "date", "mkdir", "rm"):
+    (commands / "sleep").write_text(f"#!{shutil.which('bash')}\necho slept >> {calls}\n")
+    (commands / "sleep").chmod(0o755)
+    for name in ("bash", "date", "grep", "mkdir", "rm"):
         found = shutil.which(name)
         assert found is not None
         (commands / name).symlink_to(found)
@@ -110,15 +116,26 @@ def test_g04_what_slurm_ends_or_requeues_by_itself_is_left_to_it(
 def test_without_a_working_scontrol_all_is_saved_and_the_exit_code_says_submit_again(
     scontrol: str | None, tmp_path: Path
 ) -> None:
-    code, said, _ = requeue(tmp_path, scontrol)
+    code, said, done = requeue(tmp_path, scontrol)
     assert code == 85
     assert "submit the same command again" in said
+    assert done.count("slept") == (0 if scontrol is None else 2)  # of three attempts
 
 
-def running(seconds: float) -> str:
-    """A stand-in for scontrol: the job runs and has so many seconds left."""
-    end = datetime.now() + timedelta(seconds=seconds)
-    return f"echo JobState=RUNNING EndTime={end.isoformat(timespec='seconds')} Deadline=N/A"
+def test_a_scontrol_whose_server_is_busy_is_asked_again(tmp_path: Path) -> None:
+    busy = f'[ "$(grep -c slept {tmp_path}/calls)" -ge 2 ] && echo JobState=RUNNING'
+    code, said, done = requeue(tmp_path, busy)
+    assert (code, done) == (0, ["slept", "slept", "78"]), said
+
+
+def running(seconds: float, preempted: str = "None") -> str:
+    """A stand-in for scontrol: the job runs and has so many seconds left.
+
+    Dates are what `date` reads only with the format that Slurm calls standard.
+    """
+    end = (datetime.now() + timedelta(seconds=seconds)).isoformat(timespec="seconds")
+    told = f"JobState=RUNNING PreemptTime={preempted} EndTime=$end Deadline=N/A"
+    return f'end=soon; [ "${{SLURM_TIME_FORMAT:-}}" != standard ] || end={end}; echo "{told}"'
 
 
 def test_r12_a_job_whose_time_runs_out_again_and_again_is_requeued_three_times(
@@ -139,11 +156,96 @@ def test_a_preemption_is_no_time_out_and_is_not_counted(tmp_path: Path) -> None:
         assert "run out" not in said
 
 
+def test_a_preemption_with_a_grace_time_is_no_time_out_either(tmp_path: Path) -> None:
+    """Slurm sets the end of the time to the end of the grace time."""
+    for count in range(6):
+        told = running(290, preempted="2026-01-31T01:02:03")
+        code, said, jobs = requeue(tmp_path, told, SLURM_RESTART_COUNT=str(count))
+        assert (code, jobs) == (0, ["78"])
+        assert "run out" not in said
+
+
+# ---- a signal to the batch script
+
+
+SAVING = "trap 'kill $!; exit 85' USR1; touch there; sleep 60 & wait"
+"""Ranks that save at once."""
+SLOW = "read -r ranks < ranks; kill -USR1 $ranks; sleep 1"
+"""A scancel that has signalled the ranks, and ends long after them."""
+
+
+def test_the_code_of_ranks_that_end_while_the_signal_is_handed_on_is_kept(tmp_path: Path) -> None:
+    commands = stand_ins(
+        tmp_path, srun=f"echo $$ > ranks; {SAVING}", scancel=SLOW,
+        scontrol='case "$2" in hostnames) echo n1 ;; job) echo JobState=CANCELLED ;; esac',
+    )  # fmt: skip
+    script = tmp_path / "slurm" / "pretrain.sbatch"
+    code, said = signalled(["bash", str(script), "c.yaml"], commands, tmp_path)
+    assert code == 85, said
+    assert "all is saved; not requeued, Slurm says CANCELLED" in said
+
+
+NODE = """
+import os, signal, sys
+def save(*_):
+    print("heard", flush=True)
+    sys.exit(85)
+signal.signal(signal.SIGUSR1, save)
+open("there", "w").close()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("words", ["-u -m pipelines.suite", "-m pipelines.pretrain"])
+def test_a_node_of_deepspeed_hands_signals_on_to_ranks_and_to_cells_they_became(
+    words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rank.py").write_text(NODE)
+    commands = stand_ins(tmp_path, deepspeed=f"{sys.executable} rank.py {words} c.yaml")
+    code, said = signalled(["bash", str(ROOT / "slurm" / "node.sh"), "suite"], commands, tmp_path)
+    assert (code, said.count("heard")) == (85, 1), said
+
+
+def stand_ins(folder: Path, **lines: str) -> Path:
+    """Make a checkout with the scripts, and commands beside it; returns the commands' folder."""
+    (folder / "slurm").symlink_to(ROOT / "slurm")
+    commands = folder / "bin"
+    commands.mkdir()
+    python = f'[ "$2" = nodes ] && echo n1 || exec {sys.executable} "$@"'
+    for name, text in {"python": python, **lines}.items():
+        (commands / name).write_text(f"#!/bin/bash\n{text}\n")
+        (commands / name).chmod(0o755)
+    return commands
+
+
+def signalled(command: list[str], commands: Path, folder: Path) -> tuple[int, str]:
+    """Run a script, send it USR1 once its ranks are there; returns its exit code and output."""
+    env = {
+        "PATH": f"{commands}:/usr/bin:/bin", "SLURM_JOB_ID": "78", "SLURM_JOB_NODELIST": "n1",
+        "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_NODEID": "0",
+        "SLURM_SUBMIT_DIR": str(folder), "ALA_ENV": str(Path(sys.prefix)),
+        "ALA_TASKS_PER_NODE": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "20000",
+    }  # fmt: skip
+    job = subprocess.Popen(
+        command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        end = time.monotonic() + 30
+        while not (folder / "there").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        job.send_signal(signal.SIGUSR1)
+        said, _ = job.communicate(timeout=30)
+    finally:
+        job.kill()
+    return job.returncode, said
+
+
 # ---- the command lines
 
 SHOW = """
 printf '%s\\n' "$@"
-env | grep -E '^(MASTER_|ALA_SIGNAL|ALA_TASKS|ALA_JOB)'
+env | grep -E '^(PATH|MASTER_|ALA_SIGNAL|ALA_TASKS|ALA_JOB)'
 """
 
 
@@ -156,14 +258,14 @@ def started(
     """
     commands = folder / "bin"
     commands.mkdir(exist_ok=True)
-    stand_ins = {
+    scripts = {
         "srun": SHOW,
         "deepspeed": f"echo deepspeed; {SHOW}",
         "scontrol": 'if [ "$2" = hostnames ]; then echo n1; echo n2; fi',
         "apptainer": "exit 1",
         "conda": "echo 'conda() { echo \"conda $*\"; }'",
     }
-    for name, lines in stand_ins.items():
+    for name, lines in scripts.items():
         (commands / name).write_text(f"#!/bin/bash\n{lines}\n")
         (commands / name).chmod(0o755)
     env = {
@@ -183,11 +285,61 @@ def test_g12_srun_gets_ranks_and_cores_and_the_first_line_names_them(tmp_path: P
     assert code == 0, error
     assert lines[0].startswith("nodes n1 n2; ranks 8, 4 a node; port 2")
     assert lines[0].endswith("job 78, start 1")
-    assert lines[1:9] == [
-        "--ntasks-per-node=4", "--cpus-per-task=7", "--kill-on-bad-exit=1",
+    assert lines[1:10] == [
+        "--ntasks-per-node=4", "--cpus-per-task=7", "--kill-on-bad-exit=1", "--wait=0",
         "python", "slurm/rank.py", "pretrain", "c.yaml", "optim.learning_rate=2e-4",
     ]  # fmt: skip
     assert {"MASTER_ADDR=n1", "ALA_JOB_TOKEN=78.0", "ALA_SIGNAL=USR1@300"} <= set(lines)
+
+
+def test_g12_a_task_that_starts_the_ranks_of_a_node_gets_the_cores_of_all(tmp_path: Path) -> None:
+    code, lines, error = started(tmp_path, "c.yaml", ALA_LAUNCHER="deepspeed")
+    assert code == 0, error
+    assert lines[1:8] == [
+        "--ntasks-per-node=1", "--ntasks=2", "--cpus-per-task=28", "--kill-on-bad-exit=1",
+        "--wait=0", "bash", "slurm/node.sh",
+    ]  # fmt: skip
+
+
+def test_the_table_is_one_process_on_one_node_whatever_the_job_has(tmp_path: Path) -> None:
+    environ = {"SLURM_GPUS_ON_NODE": "8", "SLURM_NTASKS_PER_NODE": "1"}
+    code, lines, error = started(tmp_path, "s.yaml", script="table.sbatch", **environ)
+    assert code == 0, error
+    assert lines[:4] == ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=7"]
+    assert "python -m pipelines.suite s.yaml table=true" in " ".join(lines)
+
+
+def test_g13_a_port_that_is_taken_is_passed_over(tmp_path: Path) -> None:
+    def port() -> int:
+        lines = started(tmp_path, "c.yaml")[1]
+        return int(next(line for line in lines if line.startswith("MASTER_PORT=")).split("=")[1])
+
+    first = port()
+    assert 20_000 <= first < 30_000
+    with socket.socket() as taken:
+        taken.bind(("", first))
+        taken.listen()
+        assert port() != first
+
+
+LOOK = """
+import runpy, signal, sys
+class Look:
+    def find_spec(self, name, *_):
+        if name in ("torch", "pipelines"):
+            print(name, signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+sys.meta_path.insert(0, Look())
+sys.argv = ["slurm/rank.py", "pretrain", "--help"]
+runpy.run_path("slurm/rank.py", run_name="__main__")
+"""
+
+
+def test_a_rank_holds_signals_back_before_it_imports_anything_that_takes_its_time() -> None:
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[0] == "pipelines True", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -195,23 +347,39 @@ def test_g12_srun_gets_ranks_and_cores_and_the_first_line_names_them(tmp_path: P
     [
         (
             "pyxis:nvcr.io#a/b:1",
-            f"--container-image=nvcr.io#a/b:1 --container-mounts={ROOT}:{ROOT} "
-            f"--container-workdir={ROOT} --cpus-per-task=7 --kill-on-bad-exit=1 "
+            "--cpus-per-task=7 --container-image=nvcr.io#a/b:1 "
+            f"--container-mounts={ROOT}:{ROOT},/data:/data,/scratch:/runs "
+            f"--container-workdir={ROOT} --kill-on-bad-exit=1 --wait=0 "
             "python slurm/rank.py pretrain c.yaml",
         ),
         (
             f"apptainer:{__file__}",
-            "--cpus-per-task=7 --kill-on-bad-exit=1 "
-            f"apptainer exec --nv --bind {ROOT} --pwd {ROOT} {__file__} "
+            "--cpus-per-task=7 --kill-on-bad-exit=1 --wait=0 "
+            f"apptainer exec --nv --bind {ROOT} --bind /data:/data --bind /scratch:/runs "
+            f"--pwd {ROOT} {__file__} "
             "python slurm/rank.py pretrain c.yaml",
         ),
     ],
     ids=["pyxis", "apptainer"],
 )
 def test_ranks_start_in_the_container(container: str, words: str, tmp_path: Path) -> None:
-    code, lines, error = started(tmp_path, "c.yaml", ALA_CONTAINER=container)
+    mounts = "/data /scratch:/runs"
+    code, lines, error = started(tmp_path, "c.yaml", ALA_CONTAINER=container, ALA_MOUNTS=mounts)
     assert code == 0, error
     assert words in " ".join(lines)
+
+
+def test_a_job_in_a_container_needs_no_python_outside_of_it(tmp_path: Path) -> None:
+    (tmp_path / "slurm").symlink_to(ROOT / "slurm")  # a checkout without .venv
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text("#!/bin/bash\necho of the host >&2; exit 1\n")
+    (tmp_path / "bin" / "python").chmod(0o755)
+    home = {"ALA_ENV": "", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    code, lines, error = started(tmp_path, "c.yaml", ALA_CONTAINER="pyxis:a/b", **home)
+    assert (code, error) == (0, "")
+    assert "python slurm/rank.py pretrain c.yaml" in " ".join(lines)
+    code, _, error = started(tmp_path, "c.yaml", **home)
+    assert (code, error.split(":")[:2]) == (2, ["error", " ALA_ENV = .venv"])
 
 
 def test_deepspeeds_own_slurm_launcher_gets_hosts_and_sruns_words(tmp_path: Path) -> None:
@@ -221,7 +389,7 @@ def test_deepspeeds_own_slurm_launcher_gets_hosts_and_sruns_words(tmp_path: Path
     assert lines[lines.index("--launcher") + 1] == "slurm"
     hosts = Path(lines[lines.index("--hostfile") + 1])
     assert hosts.read_text() == "n1 slots=4\nn2 slots=4\n"
-    assert "--ntasks-per-node=4 --cpus-per-task=7 --kill-on-bad-exit=1" in lines
+    assert "--ntasks-per-node=4 --cpus-per-task=7 --kill-on-bad-exit=1 --wait=0" in lines
 
 
 def venv(folder: Path, name: str) -> Path:
@@ -235,11 +403,11 @@ def venv(folder: Path, name: str) -> Path:
 
 def test_environments_are_entered_in_order(tmp_path: Path) -> None:
     given = f"module:cuda conda:some {venv(tmp_path, 'mine')}"
-    module = {"BASH_FUNC_module%%": '() { echo "module $*"; }'}
+    module = {"BASH_FUNC_module%%": '() { echo "module $*$of_a_module_that_reads_it"; }'}
     code, lines, error = started(tmp_path, "c.yaml", ALA_ENV=given, **module)
     assert code == 0, error
     assert lines[:2] == ["module load cuda", "conda activate some"]
-    assert error.splitlines()[0] == "mine"  # python, asked for a port
+    assert f"PATH={tmp_path}/mine/bin" in next(line for line in lines if line.startswith("PATH="))
 
 
 @pytest.mark.parametrize(
@@ -249,6 +417,10 @@ def test_environments_are_entered_in_order(tmp_path: Path) -> None:
         ({"ALA_ENV": "module:x"}, "ALA_ENV: module load x failed"),
         ({"ALA_CONTAINER": "docker:x"}, "ALA_CONTAINER = docker:x: allowed are pyxis:IMAGE and"),
         ({"ALA_CONTAINER": "apptainer:x.sif"}, "ALA_CONTAINER = apptainer:x.sif: no such file"),
+        (
+            {"ALA_CONTAINER": "pyxis:x", "ALA_LAUNCHER": "deepspeed-slurm"},
+            "ALA_LAUNCHER = deepspeed-slurm: calls srun by itself, not with ALA_CONTAINER = pyxis:",
+        ),
         ({"ALA_LAUNCHER": "mpi"}, "ALA_LAUNCHER = mpi: allowed are srun, deepspeed"),
         ({"SBATCH_SIGNAL": "INT@30"}, "SBATCH_SIGNAL = INT@30: allowed are USR1, USR2 and TERM"),
         ({"SBATCH_SIGNAL": "USR1"}, "SBATCH_SIGNAL = USR1: allowed are"),

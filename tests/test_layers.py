@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TIERS: list[set[str]] = [
     {"errors", "keyed", "settings", "heads", "biases", "positions", "ranks", "tokenizer",
      "generated", "generated_pairs", "files", "lines", "memory", "streams", "pipes", "signals",
-     "slurm", "lead"},
+     "slurm", "lead", "relabelling"},
     {"kernels", "attention", "corpus", "objectives", "metrics", "optim", "glue", "quickstart",
      "parameters", "command", "plots", "labelled", "splits", "tables", "named_datasets", "sources",
      "functional", "manifests", "task_files", "language_model", "banks", "parallel", "cleaning",
@@ -39,7 +39,7 @@ ONLY: dict[str, str] = {
 }  # fmt: skip
 """Library → the modules, few, that may import it."""
 
-LIGHT = {"settings", "heads", "errors", "files", "command", "signals"}
+LIGHT = {"settings", "heads", "errors", "files", "command", "signals", "relabelling"}
 """What answers --help and a settings error: no library but these."""
 LIGHT_LIBRARIES = {"pydantic", "pydantic_core", "ruamel", "filelock"}
 

@@ -14,12 +14,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from ala_encoder import causal_markdown, causal_report, command
-from ala_encoder.analysis.findings import fields, localities
+from ala_encoder.analysis.findings import fields, localities, records_of
 from ala_encoder.analysis.lengths import length_tables, targets_digest
-from ala_encoder.analysis.seeds import check_baseline, learned, points_of, seed_tests
+from ala_encoder.analysis.seeds import Learned, check_baseline, learned, points_of, seed_tests
 from ala_encoder.errors import UserError
 from ala_encoder.files import write_json
-from ala_encoder.records import RunSummary, find_folders, read_folder
+from ala_encoder.records import SPEED, RunSummary, find_folders, read_folder
 from ala_encoder.reporting import Table, tables
 from ala_encoder.settings.compare import CompareRun
 from pipelines import compare
@@ -130,14 +130,17 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     a, b = causal(tmp_path, "a"), causal(tmp_path, "b", **{"data.length": 32})
     two = {16: BASE, 64: BASE}
     scored(a, two)
-    scored(a, two, "eval-prune", more={"scores": {"prune_computed/16": 0.5}})
-    scored(b, two)
+    scored(a, two, "eval-prune", more={"scores": {"prune_computed/16": 0.5}, "prune": 1e-4})
+    scored(a, two, "eval-unsure", more={"scores": {"prune_computed/16": 0.5}})
+    scored(b, two, more={"scores": {"prune_computed/16": 0.5}, "prune": None})  # its own setting
     scored(b, two, "eval-old")
     (b / "eval-old" / "valid.safetensors").unlink()
     write_json(b / "eval-glue" / "dev.json", {"task": "sst2", "scores": {}})
     found, left_out = length_tables([summary(a), summary(b)])
-    assert [re.sub(r" .*", "", text) for text in left_out] == ["a-1:", "b-1:"]
-    assert "was scored with `prune`" in left_out[0] and "evaluate it again" in left_out[1]
+    assert [re.sub(r" .*", "", text) for text in left_out] == ["a-1:", "a-1:", "b-1:"]
+    assert "was scored with `prune`" in left_out[0]
+    assert all("evaluate it again" in text for text in left_out[1:])
+    assert [len(one.runs) for one in found] == [2]
     item = tables([summary(a), summary(b)])[0]
     text = "\n".join(causal_markdown.lengths(found[0], item))
     assert "- b: not scored at its training length, 32" in text
@@ -219,6 +222,17 @@ def test_a_report_of_other_models_has_tests_over_seeds_where_it_is_asked_for_the
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("word", ["samples=200", "translations=eval/x"])
+def test_a_setting_of_the_bootstrap_without_translations_is_one_line(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(tmp_path / "runs", {"full": [3.0], "tied": [4.0]})
+    argv = [f"{tmp_path}/runs/*", f"output={tmp_path / 'out'}", "baseline=full", word]
+    assert command.run(compare.main, CompareRun, "", positional="runs", argv=argv) == 2
+    name = word.partition("=")[0]
+    assert f"error: {name}: is for translation runs, there is none" in capsys.readouterr().err
+
+
 def test_a_baseline_that_is_none_is_one_line(tmp_path: Path) -> None:
     item = runs(tmp_path, {"full": [3.0], "tied": [4.0]})
     for name in ("full", "tied-1"):
@@ -246,22 +260,47 @@ def test_gates_without_a_step_0_are_not_called_learned(tmp_path: Path) -> None:
     (item,) = tables([run for run, _ in read])
     points = points_of({run.folder: some for run, some in read if run.folder})
     found = learned(item.rows[0], points, "gate")
-    assert found is not None and (found.n, found.last_step) == (1, (5,))
+    assert isinstance(found, Learned) and (found.n, found.last_step) == (1, (5,))
     assert found.heads == (((0.5, 1.0), (0.5, 0.5)),)
     assert (found.first.mean, found.last.mean, found.by_head.mean) == (0.5, 0.75, 0.25)
     assert found.moved.p is None and found.moved.reason is not None
     assert learned(item.rows[0], points, "alpha") is None
 
 
+def test_gates_that_cannot_be_shown_say_why(tmp_path: Path) -> None:
+    for variant, step, head in (("late", 5, 0), ("odd", 0, 0), ("odd", 0, 1)):
+        points = {step: {f"gate/0/{head}": 0.5}}
+        logged(
+            tmp_path / f"{variant}-{head}", variant, head, task="clm", scores=SCORES, points=points
+        )
+    read = [read_folder(path) for path in find_folders([f"{tmp_path}/*"])]
+    (item,) = tables([run for run, _ in read])
+    lines, _ = causal_report.parts([item], read, None, tmp_path)
+    told = [line for line in lines["clm", "wikipedia-102"] if line.startswith("No gate")]
+    assert told == [
+        "No gate of late: no run logged it at step 0, and beside another step it says nothing.",
+        "No gate of odd: the runs have different layers or heads.",
+    ]
+
+
 # What analyze has written
 
 
-def analysed(folder: Path, queries: int = 8, data: str = "valid of books", **mean: float) -> None:
+def analysed(
+    folder: Path,
+    queries: int = 8,
+    data: str = "valid of books",
+    text: str | None = "abc",
+    where: str | None = None,
+    **mean: float,
+) -> None:
+    """Write what `analyze` writes; a text of None: as an earlier version did."""
     section = {"mean": {"expected_distance": 3.0, "weight": 1.0, **mean}, "queries": queries,
                "uniform": {"expected_distance": 7.5}}  # fmt: skip
-    about = {"data": data, "trained_length": 16}
-    name = "analysis" if data == "valid of books" else f"analysis-{data}"
-    write_json(folder / name / "locality.json", {**about, "sections": {"decoder": section}})
+    about = {"data": data, "trained_length": 16, **({} if text is None else {"text": text})}
+    name = where or ("analysis" if data == "valid of books" else f"analysis-{data}")
+    sections = {"blocks": 4, "sections": {"decoder": section}}
+    write_json(folder / name / "locality.json", {**about, **sections})
     record = {"length": 16, "segments": 2, "curve": [0.5, 1.0], "erf_of_mean_curve": 2,
               "mean_erf": {"mean": 2.0, "se": 0.0}, "erfs": [2, 2]}  # fmt: skip
     told = {**about, "threshold": 0.99, "theory": {"window_times_layers": 10, "exact": 9}}
@@ -276,10 +315,11 @@ def test_other_text_or_other_queries_are_never_averaged_together(tmp_path: Path)
     analysed(folders[0], data="news")
     (item,) = tables([summary(folder) for folder in folders])
     found = localities(item)
-    assert [(one.about, one.queries, len(one.table.rows[0].runs)) for one in found] == [
-        ("valid of books in blocks of 16 tokens", 8, 2),
-        ("news in blocks of 16 tokens", 8, 1),
-        ("valid of books in blocks of 16 tokens", 9, 1),
+    told = [(one.about, one.queries, one.is_own, len(one.table.rows[0].runs)) for one in found]
+    assert told == [
+        ("valid of books (text abc) in blocks of 16 tokens", 8, True, 2),
+        ("news (text abc) in blocks of 16 tokens", 8, False, 1),
+        ("valid of books (text abc) in blocks of 16 tokens", 9, True, 1),
     ]
     assert found[0].table.rows[0].values("expected_distance") == (2.0, 4.0)
     assert found[0].table.metrics == ("expected_distance",)  # no mask after the softmax
@@ -289,6 +329,100 @@ def test_other_text_or_other_queries_are_never_averaged_together(tmp_path: Path)
     assert [len(group.runs) for group in fields(item)] == [3, 1]
     shown = "\n".join(causal_markdown.fields(fields(item)[0], item))
     assert re.search(r"a \(1\) +\| +10 \| 2 \(2\.0 ± 0\.0\)", shown)
+
+
+def test_texts_of_one_name_are_told_apart_by_their_tokens(tmp_path: Path) -> None:
+    """A name is hardly more than that of a folder, and those of two texts may be the same."""
+    folders = [causal(tmp_path, "a", seed) for seed in (1, 2, 3)]
+    for folder, text in zip(folders, ("0123456789", "abcdefghij", "0123456789"), strict=True):
+        analysed(folder, text=text)
+    (item,) = tables([summary(folder) for folder in folders])
+    found, measured = localities(item), fields(item)
+    for groups in ([len(one.table.rows[0].runs) for one in found], [len(g.runs) for g in measured]):
+        assert groups == [2, 1]
+    assert ["01234567" in one.about for one in found] == [True, False]
+    metrics = [(one.run, one.metric) for one in records_of(found, measured)]
+    assert len(metrics) == len(set(metrics))
+
+
+def test_a_file_that_does_not_tell_its_text_is_analysed_again(tmp_path: Path) -> None:
+    folders = [causal(tmp_path, "a", seed) for seed in (1, 2)]
+    analysed(folders[0])
+    analysed(folders[1], text=None)
+    analysed(folders[1], text=None, where="analysis-news")
+    (item,) = tables([summary(folder) for folder in folders])
+    assert [len(one.table.rows[0].runs) for one in localities(item)] == [1]
+    assert [len(group.runs) for group in fields(item)] == [1]
+    lines, _ = causal_report.parts([item], [(run, []) for run in item.rows[0].runs], None, tmp_path)
+    text = "\n".join(lines["clm", "wikipedia-102"])
+    # what it takes to stand beside the other run
+    words = f"{folders[1]} 'lengths=[16]' segments=2 blocks=4"
+    for what in ("locality", "receptive field"):
+        made = f"this makes it: `python -m pipelines.analyze {words}`."
+        assert f"No {what} of a-2; {made}" in text
+    again = "- a-2: analysis-news/locality.json: tells no digest of its text; analyze it again"
+    assert again in text
+
+
+def test_only_the_text_of_the_runs_is_tested_and_drawn(tmp_path: Path) -> None:
+    for variant in "ab":
+        for seed in (1, 2):
+            folder = causal(tmp_path, variant, seed)
+            analysed(
+                folder, expected_distance=seed + ord(variant), where="analysis-early", text="x"
+            )
+            analysed(folder, expected_distance=seed * ord(variant))
+            analysed(folder, expected_distance=9.0, data="news")
+    read = [read_folder(path) for path in find_folders([f"{tmp_path}/*"])]
+    (item,) = tables([run for run, _ in read])
+    lines, part = causal_report.parts([item], read, "a", tmp_path)
+    text = "\n".join(lines["clm", "wikipedia-102"])
+    assert text.count("### Locality") == 3
+    tests = text.partition("### Paired tests")[2].partition("###")[0]
+    assert tests.count("| expected_distance |") == 1
+    assert re.search(r"\| b +\| expected_distance \| +2 \| +\+1.5 \|", text)
+    assert "tested and drawn on valid of books (text abc) in blocks of 16 tokens, 8 quer" in text
+    (panel,) = [
+        one for one in part.drawings["bars.png"].keywords["panels"]  # type: ignore[attr-defined]
+        if one.title == "expected distance"
+    ]  # fmt: skip
+    assert [mean for _, mean, _ in panel.bars] == [97 * 1.5, 98 * 1.5]
+
+
+def test_runs_of_one_name_in_two_places_have_their_own_labels(tmp_path: Path) -> None:
+    folders = [causal(tmp_path / place, place).rename(tmp_path / place / "run") for place in "ab"]
+    runs = [replace(summary(folder), run="run") for folder in folders]
+    for folder, loss in zip(folders, (1.0, 2.0), strict=True):
+        scored(folder, {16: [loss] * 4, 64: [loss] * 4})
+        analysed(folder)
+    (item,) = tables(runs)
+    ((table,), _) = length_tables(runs)
+    text = "\n".join(causal_markdown.lengths(table, item))
+    assert re.findall(r"^\| (\w+) .* (2.72|7.39) ", text, re.MULTILINE) == [
+        ("a", "2.72"), ("b", "7.39")
+    ]  # fmt: skip
+    shown = "\n".join(causal_markdown.fields(fields(item)[0], item))
+    assert re.findall(r"^\| (\w+) .* 2 \(", shown, re.MULTILINE) == ["a", "b"]
+
+
+def test_losses_at_other_training_lengths_are_told_and_not_tested(tmp_path: Path) -> None:
+    for variant, length in (("a", 16), ("b", 32), ("c", 16)):
+        for seed in (1, 2):
+            scores = {**SCORES, "eval_loss": 3.0 + seed * length / 7}
+            logged(tmp_path / f"{variant}-{seed}", variant, seed, task="clm", scores=scores,
+                   points={1: {SPEED: seed * 9.0 + length}}, **{"data.length": length})  # fmt: skip
+    read = [read_folder(path) for path in find_folders([f"{tmp_path}/*"])]
+    (item,) = tables([run for run, _ in read])
+    lines, _ = causal_report.parts([item], read, "a", tmp_path)
+    text = "\n".join(lines["clm", "wikipedia-102"])
+    told = "Trained at different lengths (data.length): a 16, b 32, c 16. Each eval_* score is"
+    assert told in text and "does not compare, nor is it tested; use protocol=last_token" in text
+    tests = text.partition("### Paired tests")[2].partition("###")[0]
+    assert re.findall(r"^\| ([bc]) +\| (\w+)", tests, re.MULTILINE) == [
+        ("b", SPEED), ("c", "eval_loss"), ("c", "eval_perplexity"), ("c", SPEED)
+    ]  # fmt: skip
+    (same,) = tables([run for run, _ in read if run.variant != "b"])
+    assert causal_markdown.other_lengths(same) == []
 
 
 def test_a_mask_after_the_softmax_is_told_by_what_is_left(tmp_path: Path) -> None:

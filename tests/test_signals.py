@@ -16,8 +16,8 @@ from ala_encoder import checkpoint, command, ranks, signals
 from ala_encoder.errors import RunSaved, RunStopped, UserError
 from ala_encoder.lead import Lead
 from ala_encoder.settings.experiment import PretrainRun
-from ala_encoder.slurm import free_port
 from tests.launched import signalled, small
+from tests.test_launch import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -125,7 +125,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     common = {
         **os.environ, **LEFT_OVER, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
         "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port(os.getpid())),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
         "TORCH_EXTENSIONS_DIR": str(ROOT / ".cache" / "torch_extensions"),
     }  # fmt: skip
     words = [sys.executable, "-m", "tests.launched.signalled", str(home)]
@@ -164,6 +164,17 @@ def test_r11_g05_a_signal_at_any_moment_saves_once_and_the_run_goes_on_bitwise(
 
 
 @pytest.mark.launch
+def test_the_newest_checkpoint_is_one_that_every_rank_sees_whole(found: dict[str, Any]) -> None:
+    assert found["two_views"] == ["step_0000004"] * 2  # rank 0 sees step 6 too
+
+
+@pytest.mark.launch
+def test_every_node_syncs_what_its_ranks_wrote(found: dict[str, Any]) -> None:
+    for rank, names in enumerate(found["synced"]):
+        assert f"random_{rank:05d}.pt" in names
+
+
+@pytest.mark.launch
 def test_g13_ranks_of_two_jobs_that_met_behind_one_port_refuse_each_other(
     found: dict[str, Any],
 ) -> None:
@@ -192,6 +203,18 @@ def test_r11_a_lead_too_short_for_twice_a_step_and_a_save_is_refused(
         lead(monkeypatch, "USR2@7", 60, 1, 2, save=2).check()
     for part in ("USR2", "7 s before", "step took 2.0 s", "save 2.0 s", "SBATCH_SIGNAL=USR2@8"):
         assert part in str(told.value)
+
+
+@pytest.mark.parametrize("restarts", ["1", "7"])
+def test_a_requeued_job_whose_lead_is_too_short_goes_on_with_a_note(
+    restarts: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    lead(monkeypatch, "USR2@7", 60, 1, 2, save=2).check()
+    assert "note: USR2 is to come 7 s before" in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    with pytest.raises(UserError, match="USR2 is to come 7 s before"):
+        lead(monkeypatch, "USR2@7", 60, 1, 2, save=2).check()
 
 
 def test_a_lead_that_becomes_too_short_is_told_and_the_run_goes_on(

@@ -1,16 +1,15 @@
-"""Slurm's variables as ranks, node lists of every form, ports; scripts: test_job_scripts.py."""
+"""Slurm's variables as ranks, node lists of every form; scripts: test_job_scripts.py."""
 
 from __future__ import annotations
 
 import random
-import socket
 
 import pytest
 
 from ala_encoder import ranks
 from ala_encoder.engine import processes
 from ala_encoder.errors import UserError
-from ala_encoder.slurm import PORTS, expand, free_port, rank_variables, tasks_on
+from ala_encoder.slurm import expand, rank_variables, requeues, tasks_on
 
 TASK = {
     "SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
@@ -82,15 +81,6 @@ def test_a_missing_variable_is_named(name: str) -> None:
         rank_variables({key: value for key, value in TASK.items() if key != name})
 
 
-def test_g13_a_port_that_is_taken_is_passed_over() -> None:
-    first = free_port(7)
-    assert first in PORTS
-    with socket.socket() as taken:
-        taken.bind(("", first))
-        taken.listen()
-        assert free_port(7) != first
-
-
 def test_g11_what_an_allocation_left_over_makes_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside it, all of tests/test_signals.py's two ranks run with these variables."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
@@ -101,6 +91,11 @@ def test_g11_what_an_allocation_left_over_makes_no_ranks(monkeypatch: pytest.Mon
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert (ranks.rank(), ranks.world_size()) == (1, 2)
+
+
+@pytest.mark.parametrize(("count", "times"), [(None, 0), ("", 0), ("0", 0), ("3", 3)])
+def test_a_job_knows_how_often_it_was_put_back(count: str | None, times: int) -> None:
+    assert requeues({} if count is None else {"SLURM_RESTART_COUNT": count}) == times
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,11 @@ def test_a_run_with_them_is_the_shipped_one_and_is_dumped_as_such(
          "decoder: alpha_learnable: does nothing with attn_variant = 'baseline'"),
         ("decoder.attn_variant=distbias decoder.biases=[{kind: alibi}]",
          "decoder: biases and attn_variant: both say which biases there are, keep one"),
+        ("decoder.biases=[{kind: distbias}] decoder.alpha_init=0.02",
+         "decoder: alpha_init: beside attn_variant alone, and here are `biases`; write "
+         "decoder.biases.0.alpha_init=…"),
+        ("decoder.biases=[{kind: distbias}] decoder.gate_enabled=true decoder.alpha_init=0.02",
+         "write decoder.biases.0.alpha_init=… decoder.biases.0.kind=gated_distbias"),
         ("decoder.attn_variant=distbias decoder.alpha_init=-1",
          "decoder.biases.0.alpha_init = -1: "),
     ],

@@ -17,12 +17,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def submitted(
-    folder: Path, *words: str, sbatch: str = "echo $((100 + $(wc -l < calls)))", **environ: str
+    folder: Path,
+    *words: str,
+    sbatch: str = "echo $((100 + $(wc -l < calls)))",
+    init: str = "runs/first",
+    **environ: str,
 ) -> tuple[int, str, list[str]]:
     """Run submit.sh with a stand-in for sbatch; returns exit code, what is said, sbatch's calls."""
     suite = {
-        "name": "s", "pipeline": "pretrain", "vary": {"seed": [1, 2, 3]},
-        "configs": [str(ROOT / "configs" / "demo" / "full.yaml")], "output": str(folder / "runs"),
+        "name": "s", "pipeline": "finetune_glue", "output": str(folder / "runs"),
+        "vary": {"init": [init], "seed": [1, 2, 3]},
+        "configs": [str(ROOT / "configs" / "glue" / "sst2.yaml")],
     }  # fmt: skip
     (folder / "suite.yaml").write_text(json.dumps(suite))
     (folder / "bin").mkdir()
@@ -31,8 +36,9 @@ def submitted(
     stand_in.write_text(f'#!/bin/bash\ncd {folder}\necho "$@" >> calls\n{sbatch}\n')
     stand_in.chmod(0o755)
     command = ["bash", ROOT / "slurm" / "submit.sh", "configs/demo/full.yaml"]
+    given = words if "--" in words else (*words, "--")
     done = subprocess.run(
-        [*command, folder / "suite.yaml", *words],
+        [*command, folder / "suite.yaml", *given, "name=first", "output=runs"],
         cwd=folder, capture_output=True, text=True, check=False,
         env={"PATH": f"{folder}/bin:/usr/bin:/bin", "ALA_ENV": str(Path(sys.prefix)), **environ},
     )  # fmt: skip
@@ -52,12 +58,13 @@ def test_each_stage_waits_for_the_one_before_and_gets_the_sites_own_words(tmp_pa
     words = ("--go", "--at-once", "2", "--", "seed=5")
     code, said, calls = submitted(tmp_path, *words, ALA_SBATCH_EXTRA="--account=a --qos=b")
     assert code == 0, said
+    end = f"--nodes=1 --ntasks-per-node=1 slurm/table.sbatch {tmp_path / 'suite.yaml'}"
     common = "--parsable --kill-on-invalid-dep=yes --account=a --qos=b"
     suite = tmp_path / "suite.yaml"
     assert calls == [
-        f"{common} slurm/pretrain.sbatch configs/demo/full.yaml seed=5",
+        f"{common} slurm/pretrain.sbatch configs/demo/full.yaml seed=5 name=first output=runs",
         f"{common} --dependency=afterok:101 --array=0-2%2 slurm/suite.sbatch {suite}",
-        f"{common} --dependency=afterok:102 --ntasks-per-node=1 slurm/table.sbatch {suite}",
+        f"{common} --dependency=afterok:102 {end}",
     ]
     assert [line for line in said.splitlines() if "job 10" in line] == [
         "pretrain: job 101", "cells: job 102", "table: job 103",
@@ -85,6 +92,24 @@ def test_what_is_wrong_is_told_before_anything_is_submitted(
     code, said, calls = submitted(tmp_path, *words, **environ)
     assert (code, calls) == (2, [])
     assert told in said
+
+
+def test_a_cell_that_starts_from_another_run_than_the_first_stage_makes_is_named(
+    tmp_path: Path,
+) -> None:
+    code, said, calls = submitted(tmp_path, "--go", init="runs/second")
+    assert (code, calls) == (2, [])
+    assert "cell sst2-second-1: init = runs/second, but the pretraining makes runs/first" in said
+
+
+def test_the_environment_is_entered_as_in_a_job(tmp_path: Path) -> None:
+    module = {"BASH_FUNC_module%%": '() { echo "module $*"; }'}
+    code, said, _ = submitted(tmp_path, ALA_ENV=f"module:cuda {sys.prefix}", **module)
+    assert code == 0, said
+    assert said.startswith("module load cuda\n")
+    (tmp_path / "again").mkdir()
+    code, said, _ = submitted(tmp_path / "again", ALA_ENV="nowhere")
+    assert (code, said.splitlines()[0][:24]) == (2, "error: ALA_ENV = nowhere")
 
 
 # ---- make test-slurm

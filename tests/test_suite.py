@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from ala_encoder import command, runs
+from ala_encoder import command
 from ala_encoder.checkpoint import steps
 from ala_encoder.errors import UserError
-from ala_encoder.settings.compare import CompareRun
-from ala_encoder.settings.experiment import Preparation, PretrainRun
-from ala_encoder.settings.loader import check, load
+from ala_encoder.settings.experiment import Preparation
+from ala_encoder.settings.loader import check, dump, load
 from ala_encoder.settings.suite import SuiteRun
-from pipelines import compare, pretrain, suite, train_tokenizer
+from pipelines import suite, train_tokenizer
 from tests.launched import small
 from tests.test_causal_report import grids, toy
 from tests.test_causal_report import start as call
@@ -50,6 +50,12 @@ def test_cells_are_every_config_with_every_combination() -> None:
     assert "seed=1" in more.cells[0].overrides
 
 
+def test_a_table_that_comes_too_early_trains_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="table: 4 of 4 cells are left: full-1, full-2, band6_tied"):
+        suite.main(made(table=True, output=str(tmp_path)), as_json=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_seeds_and_starts_make_no_variant_of_their_own() -> None:
     given = made(pipeline="finetune_glue", vary={"init": ["runs/a-mlm-1/"], "seed": [1]})
     assert given.cells[0].name == "full-a-mlm-1-1"
@@ -63,10 +69,19 @@ def test_seeds_and_starts_make_no_variant_of_their_own() -> None:
         ({"vary": {"name": ["a"]}}, "vary.name: is the suite's own"),
         ({"vary": {"seed": []}}, "vary.seed"),
         ({"cell": 4}, "cell = 4: there are 0 … 3"),
+        ({"cell": 2, "dry_run": True}, "dry_run: does nothing beside cell = 2, which is trained"),
+        ({"cell": 2, "ranks": 2}, "ranks = 2: does nothing beside `cell`"),
+        ({"settings": ["seed=7"]}, "settings: seed: vary.seed is in its place, keep one"),
+        ({"settings": ["encoder.path=dense"], "vary": {"encoder": [{}]}},
+         "settings: encoder.path: vary.encoder is in its place"),
+        ({"settings": ["output=x"]}, "settings: output: is the suite's own for each cell"),
+        ({"settings": ["variant=x"], "vary": {"optim.eps": [1e-6]}},
+         "settings: variant: is made of vary.optim.eps"),
+        ({"cell": 2, "table": True}, "table: does nothing beside `cell` or `dry_run`"),
         ({"pipeline": "translate"}, "pipeline"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_what_is_no_suite_is_one_line(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         made(**changes)
@@ -75,6 +90,14 @@ def test_what_is_no_suite_is_one_line(changes: dict[str, Any], words: str) -> No
 def test_settings_of_every_cell_are_checked_before_any_runs() -> None:
     with pytest.raises(UserError, match=r"cell full-2-1: .*optim.lerning_rate"):
         made(vary={"optim.lerning_rate": [2], "seed": [1]}).check_cells()
+
+
+def test_settings_beside_those_that_vary_are_each_cells() -> None:
+    for word in ("seeds=7", "optim.eps=1e-6", "variant=x", "encoder={}"):
+        cells = made(settings=[word], vary={"seed": [1], "init": ["x"]}).cells
+        assert all(word in cell.overrides for cell in cells)
+    both = made(settings=["optim.eps=1e-6"], vary={"optim.learning_rate": [1e-3]})
+    assert "optim.eps=1e-6" in both.cells[0].overrides
 
 
 def start(folder: Path, *words: str) -> int:
@@ -103,6 +126,41 @@ def test_finished_cells_are_known_and_their_table_is_written_again(
     assert report.count(" 1, 2 |") == 2
 
 
+def test_json_is_what_a_dry_run_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert start(tmp_path, "--json") == 2
+    assert capsys.readouterr().err == "error: --json: does nothing without dry_run=true\n"
+
+
+def test_a_cell_that_is_finished_with_other_settings_is_not_taken_for_this_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A table would have the old runs under the new settings' name."""
+    (tmp_path / "runs").mkdir()
+    given = made(output=str(tmp_path / "runs"))
+    for cell in given.cells:
+        folder = logged(tmp_path / "runs" / cell.name, cell.name[:-2], int(cell.name[-1]))
+        dump(given.loaded(cell), folder / "settings.yaml")
+    assert start(tmp_path, "dry_run=true") == 0
+    harmless = 'settings=["train.log_every=3", "train.save_every=7", "tracking.enabled=false"]'
+    assert start(tmp_path, "dry_run=true", harmless) == 0
+    assert capfd.readouterr().out.count("0 of 4 are left") == 2
+    changed = 'settings=["train.steps=3000"]'
+    for word in ("dry_run=true", "cell=1", "baseline=full"):
+        assert start(tmp_path, changed, word) == 2
+        out, err = capfd.readouterr()
+        assert re.search(
+            r"error: cell full-[12]: .* is finished with train.steps = \d+, now 3000", err
+        )
+        assert out == "" and err.count("\n") == 1
+    assert not (tmp_path / "runs" / "some").exists()
+    # and trained anew where that is asked for
+    anew = 'settings=["train.steps=3000", "train.from_scratch=true"]'
+    assert start(tmp_path, anew, "dry_run=true") == 0
+    assert "4 of 4 are left" in capfd.readouterr().out
+    assert start(tmp_path, 'settings=["train.from_scratch=true"]', "dry_run=true") == 0
+    assert "0 of 4 are left" in capfd.readouterr().out
+
+
 def test_a_cell_of_an_array_that_is_finished_ends_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,24 +186,23 @@ def test_a_baseline_of_the_suite_is_that_of_its_table(
 
 
 def test_a_suite_killed_in_a_training_ends_with_the_table_of_one_that_was_not(
-    tmp_path: Path, started: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     path, whole, killed = toy(tmp_path), tmp_path / "whole", tmp_path / "killed"
     words = [f"configs=[{tmp_path / 'gated.yaml'}]", 'settings=["train.steps=24"]', "baseline=null"]
     call(train_tokenizer, Preparation, tmp_path / "plain.yaml", json_flag=True)
     cells = load(path, [*words, f"output={whole}"], SuiteRun).cells
-    with monkeypatch.context() as patch:
-        patch.setattr(runs.engines, "stop", lambda: None)
-        for cell in cells:
-            call(pretrain, PretrainRun, cell.config, *cell.overrides)
-    folders = [whole / cell.name for cell in cells]
-    call(compare, CompareRun, *folders, f"output={whole / 'both'}", positional="runs")
-    shutil.copytree(folders[0], killed / cells[0].name)
+
+    def suite(output: Path) -> list[str]:
+        return [sys.executable, "-m", "pipelines.suite", str(path), *words, f"output={output}"]
+
+    # a process of its own too: what ran in this one before may change how it rounds
+    subprocess.run(suite(whole), capture_output=True, check=True)
+    shutil.copytree(whole / cells[0].name, killed / cells[0].name)
 
     words[1] = 'settings=["train.steps=24", "train.save_every=4"]'
-    command_line = [sys.executable, "-m", "pipelines.suite", str(path), *words, f"output={killed}"]
-    kill_in_training(command_line, killed / cells[1].name)
-    done = subprocess.run(command_line, capture_output=True, text=True, check=False)
+    kill_in_training(suite(killed), killed / cells[1].name)
+    done = subprocess.run(suite(killed), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": finished") == 1
     texts = [(one / "both" / "report.md").read_text(encoding="utf-8") for one in (whole, killed)]

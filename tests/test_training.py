@@ -458,6 +458,25 @@ def test_from_scratch_keeps_the_earlier_run_aside(home: Path, tmp_path: Path) ->
     ]  # fmt: skip
 
 
+def test_a_job_begins_from_scratch_once_and_goes_on_after_a_requeue(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    train(folder, home, train={"steps": 4})  # another job's
+    run = small.settings(train={"steps": 4, "from_scratch": True})
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    for restart in (1, 2):  # its very first start was put back before it got here
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restart))
+        make_folder(folder, run)
+        train(folder, home, train={"steps": 4, "from_scratch": True, "stop_after": restart})
+    assert [path.name for path in tmp_path.glob("run.before-*")] == ["run.before-1"]
+    assert list(small.losses(folder)) == [1, 2]
+    monkeypatch.setenv("SLURM_JOB_ID", "79")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    make_folder(folder, run)
+    assert not list(folder.glob("checkpoints/*"))
+
+
 def test_without_from_scratch_the_folder_stays(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ala_encoder.analysis.logfit import LogFit
 
 
-class Field(NamedTuple):
+class FieldCurve(NamedTuple):
     """A receptive field to be drawn."""
 
     label: str
@@ -31,7 +31,7 @@ class Field(NamedTuple):
 
 
 def draw_receptive_fields(
-    path: Path, title: str, fields: Sequence[Field], trained: int | None, threshold: float
+    path: Path, title: str, fields: Sequence[FieldCurve], trained: int | None, threshold: float
 ) -> None:
     """Draw cumulative normalised gradients over the m nearest tokens, each ERF as a dot.
 

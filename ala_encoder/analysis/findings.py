@@ -3,15 +3,16 @@
 For: `compare`. Not for: finding it (`locality`, `receptive_field`).
 
 Numbers on other text, or of other queries or segments, do not compare: each text is a group of its
-own. Of the texts that a run was looked into on, all folders analysis*/ are read.
+own, told apart by a digest of its tokens, since its name is hardly more than that of a folder. Of
+the texts that a run was looked into on, all folders analysis*/ are read; its own is in analysis/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ala_encoder.files import read_json
 from ala_encoder.records import Record, RunSummary
@@ -24,15 +25,19 @@ class Localities:
 
     about: str
     """The text, and the length of its blocks."""
+    is_own: bool
+    """Whether it is the text that runs were scored on."""
     queries: int
     """Of each layer and head, over which it was averaged."""
+    blocks: int
+    """How many were asked for."""
     table: Table
     uniform: dict[str, float]
     """What equal weights on all visible keys would give."""
 
 
 @dataclass(frozen=True)
-class Field:
+class FieldAtLength:
     """A run's receptive field at one length."""
 
     length: int
@@ -40,14 +45,19 @@ class Field:
     """Of `ReceptiveField.record`."""
 
 
+OfRun = tuple[RunSummary, int | None, tuple[FieldAtLength, ...]]
+"""Run, window x layers (None: no limit), fields by length."""
+
+
 @dataclass(frozen=True)
 class Fields:
     """Receptive fields of some runs on one text."""
 
     about: str
+    is_own: bool
+    """Whether it is the text that runs were scored on."""
     threshold: float
-    runs: tuple[tuple[RunSummary, int | None, tuple[Field, ...]], ...]
-    """Run, window x layers (None: no limit), fields by length."""
+    runs: tuple[OfRun, ...]
 
     @property
     def lengths(self) -> list[int]:
@@ -61,23 +71,32 @@ def localities(item: Table) -> list[Localities]:
     Raises UserError for a file that cannot be read.
     """
     groups: dict[tuple[str, int], dict[Path, dict[str, Any]]] = {}
-    for run, found in _written(item, "locality.json"):
-        section = next(iter(found["sections"].values()))
-        about = f"{found['data']} in blocks of {found['trained_length']:,} tokens"
-        assert run.folder is not None
-        groups.setdefault((about, section["queries"]), {})[run.folder] = section
-    return [_localities(item, *key, sections) for key, sections in groups.items()]
+    own = set()
+    for run, found, is_own in _written(item, "locality.json"):
+        key = f"{_about(found)} in blocks of {found['trained_length']:,} tokens", _queries(found)
+        groups.setdefault(key, {}).setdefault(_folder(run), found)
+        own |= {key} if is_own else set()
+    return [_localities(item, key[0], key in own, found) for key, found in groups.items()]
+
+
+def _section(found: Mapping[str, Any]) -> dict[str, Any]:
+    section: dict[str, Any] = next(iter(found["sections"].values()))
+    return section
+
+
+def _queries(found: Mapping[str, Any]) -> int:
+    return int(_section(found)["queries"])
 
 
 def _localities(
-    item: Table, about: str, queries: int, sections: dict[Path, dict[str, Any]]
+    item: Table, about: str, is_own: bool, found: Mapping[Path, Mapping[str, Any]]
 ) -> Localities:
     rows = []
     for row in item.rows:
         runs = [
-            replace(run, scores=_numbers(sections[run.folder]["mean"]))
+            replace(run, scores=_numbers(_section(found[run.folder])["mean"]))
             for run in row.runs
-            if run.folder in sections
+            if run.folder is not None and run.folder in found
         ]
         if runs:
             rows.append(replace(row, runs=tuple(runs)))
@@ -85,9 +104,10 @@ def _localities(
     names = dict.fromkeys(name for some in scores for name in some)
     if all(some.get("weight", 1.0) == 1.0 for some in scores):  # no mask after the softmax
         names.pop("weight", None)
-    uniform = _numbers(next(iter(sections.values()))["uniform"])
+    first = next(iter(found.values()))
     table = replace(item, metrics=tuple(names), rows=tuple(rows))
-    return Localities(about, queries, table, uniform)
+    uniform = _numbers(_section(first)["uniform"])
+    return Localities(about, is_own, _queries(first), first["blocks"], table, uniform)
 
 
 def _numbers(means: dict[str, Any]) -> dict[str, float]:
@@ -99,35 +119,78 @@ def fields(item: Table) -> list[Fields]:
 
     Raises UserError for a file that cannot be read.
     """
-    groups: dict[tuple[str, float], list[tuple[RunSummary, int | None, tuple[Field, ...]]]] = {}
-    for run, found in _written(item, "receptive_field.json"):
-        measured = tuple(sorted((Field(one["length"], one) for one in found["fields"]),
+    groups: dict[tuple[str, float], dict[Path, OfRun]] = {}
+    own = set()
+    for run, found, is_own in _written(item, "receptive_field.json"):
+        measured = tuple(sorted((FieldAtLength(one["length"], one) for one in found["fields"]),
                                 key=lambda field: field.length))  # fmt: skip
         # the predicted tokens are the same for all lengths up to the longest
         about = (
-            f"{found['data']}, {measured[0].record['segments']:,} predicted tokens with "
+            f"{_about(found)}, {measured[0].record['segments']:,} predicted tokens with "
             f"{measured[-1].length:,} before them"
         )
         theory = found["theory"]
         limit = None if theory is None else theory["window_times_layers"]
-        groups.setdefault((about, found["threshold"]), []).append((run, limit, measured))
-    return [Fields(about, limit, tuple(runs)) for (about, limit), runs in groups.items()]
+        key = (about, found["threshold"])
+        groups.setdefault(key, {}).setdefault(_folder(run), (run, limit, measured))
+        own |= {key} if is_own else set()
+    return [
+        Fields(key[0], key in own, key[1], tuple(runs.values())) for key, runs in groups.items()
+    ]
+
+
+Group = TypeVar("Group", Localities, Fields)
+
+
+def own_text(groups: Sequence[Group]) -> Group | None:
+    """Return what was found on the text that the runs were scored on; the most runs, of several."""
+
+    def size(group: Group) -> int:
+        return len(group.runs if isinstance(group, Fields) else _runs(group.table.rows))
+
+    return max((group for group in groups if group.is_own), key=size, default=None)
+
+
+def as_there(locality: Localities | None, found: Fields | None) -> list[str]:
+    """Return words for `analyze` with which numbers of another run come to stand beside these."""
+    words = []
+    if found is not None:
+        measured = found.runs[0][2]
+        lengths = ",".join(str(field.length) for field in measured)
+        words += [f"lengths=[{lengths}]", f"segments={measured[0].record['segments']}"]
+    return words + ([] if locality is None else [f"blocks={locality.blocks}"])
 
 
 def without(item: Table, name: str) -> list[Path]:
-    """Return the folders of a table's runs that have no file of that name in analysis/."""
+    """Return the folders of a table's runs that have no file of that name in analysis/, or only one
+    that does not tell which text it is of."""
     return [
         run.folder
         for run in _runs(item.rows)
-        if run.folder is not None and not (run.folder / "analysis" / name).is_file()
+        if run.folder is not None and not _is_told(run.folder / "analysis" / name)
     ]
+
+
+def untold(item: Table) -> list[str]:
+    """Return a line for each file on another text that does not tell which, and is not shown."""
+    return [
+        f"{run.run}: {path.parent.name}/{path.name}: tells no digest of its text; analyze it again"
+        for run in _runs(item.rows)
+        if run.folder is not None
+        for path in sorted(run.folder.glob("analysis-*/*.json"))
+        if path.name in ("locality.json", "receptive_field.json") and not _is_told(path)
+    ]
+
+
+def _is_told(path: Path) -> bool:
+    return path.is_file() and "text" in read_json(path)
 
 
 def records_of(locality: Sequence[Localities], found: Sequence[Fields]) -> Iterator[Record]:
     """Yield all as records: locality/METRIC over queries, erf/LENGTH over segments; of a text
-    after the first with its name, as in locality(TEXT)/METRIC."""
+    after the first with what it is, as in locality(TEXT)/METRIC."""
     for number, one in enumerate(locality):
-        name = _named("locality", one.about, number)
+        name = _named("locality", f"{one.about}, {one.queries:,} queries", number)
         for run in _runs(one.table.rows):
             for metric, value in run.scores.items():
                 yield _record(run, f"{name}/{metric}", value, one.queries)
@@ -151,8 +214,20 @@ def _runs(rows: Sequence[Row]) -> list[RunSummary]:
     return [run for row in rows for run in row.runs]
 
 
-def _written(item: Table, name: str) -> Iterator[tuple[RunSummary, dict[str, Any]]]:
+def _folder(run: RunSummary) -> Path:
+    assert run.folder is not None
+    return run.folder
+
+
+def _about(found: Mapping[str, Any]) -> str:
+    return f"{found['data']} (text {found['text'][:8]})"
+
+
+def _written(item: Table, name: str) -> Iterator[tuple[RunSummary, dict[str, Any], bool]]:
+    """Yield what is in the files that tell their text, and whether that is the run's own."""
     for run in _runs(item.rows):
         if run.folder is not None:
             for path in sorted(run.folder.glob(f"analysis*/{name}")):
-                yield run, read_json(path)
+                found = read_json(path)
+                if "text" in found:
+                    yield run, found, path.parent.name == "analysis"

@@ -184,8 +184,11 @@ def length_tables(runs: Sequence[RunSummary]) -> tuple[list[LengthTable], list[s
 
 
 def _unfit(record: Mapping[str, Any], arrays: Path) -> str | None:
-    if any(name.partition("/")[0] == "prune_computed" for name in record["scores"]):
+    if record.get("prune") is not None:
         return "was scored with `prune`, which is another model"
+    is_pruned = any(name.partition("/")[0] == "prune_computed" for name in record["scores"])
+    if is_pruned and "prune" not in record:
+        return "does not tell whether `prune` is the model's own; evaluate it again"
     if not arrays.is_file() or "targets" not in record:
         return "tells no losses of single tokens, or not of which; evaluate it again"
     return None

@@ -88,19 +88,33 @@ def check_baseline(items: Sequence[Table], baseline: str) -> None:
 def seed_tests(item: Table, base: Row) -> list[SeedTest]:
     """Return the paired tests of every other row against one, a score at a time.
 
-    A score that a floor gives, such as eval_unigram_loss, is not tested.
+    A score that a floor gives, such as eval_unigram_loss, is not tested, nor is what was taken at
+    another training length (`trained_at`).
     """
     found = []
     for row in item.rows:
         if row is base:
             continue
+        is_apart = item.task == "clm" and len(trained_at(row) | trained_at(base)) > 1
         for metric in item.metrics:
+            if is_apart and metric.startswith("eval_"):
+                continue
             own, other = _by_seed(row, metric), _by_seed(base, metric)
             if own and other and not metric.endswith("unigram_loss"):
                 seeds = tuple(seed for seed in own if seed in other)
                 test = paired_t(*in_both(own, other))
                 found.append(SeedTest(item.unique(row), metric, seeds, test))
     return found
+
+
+def trained_at(row: Row) -> set[str]:
+    """Return the training lengths of a row's runs, where their logs tell them.
+
+    A causal model's eval_* are of blocks of its own: the shorter they are, the less stands before
+    a token, so they do not compare with those at another length.
+    """
+    told = {run.settings.get("data.length") for run in row.runs}
+    return {length for length in told if length is not None}
 
 
 def _by_seed(row: Row, metric: str) -> dict[int, float]:
@@ -159,15 +173,19 @@ class Learned:
     """The mean over layers and heads of |last − first|, over runs."""
 
 
-def learned(row: Row, points: Points, kind: str) -> Learned | None:
+def learned(row: Row, points: Points, kind: str) -> Learned | str | None:
     """Return what a row's runs logged as KIND/LAYER/HEAD, of those that did so from step 0 on.
 
-    kind: gate or alpha. None: no run did.
+    kind: gate or alpha. A text says why there is nothing to show; None: no run logged any.
     """
-    runs = [_heads(found, kind) for found in _curves(row, points)]
-    runs = [heads for heads in runs if heads and all(0 in values for values in heads.values())]
-    if not runs or any(heads.keys() != runs[0].keys() for heads in runs):
+    logged = [heads for found in _curves(row, points) if (heads := _heads(found, kind))]
+    runs = [heads for heads in logged if all(0 in values for values in heads.values())]
+    if not logged:
         return None
+    if not runs:
+        return "no run logged it at step 0, and beside another step it says nothing"
+    if any(heads.keys() != runs[0].keys() for heads in runs):
+        return "the runs have different layers or heads"
     ends = [max(max(values) for values in heads.values()) for heads in runs]
 
     def mean(key: tuple[int, int], which: int) -> float:

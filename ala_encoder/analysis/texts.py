@@ -33,6 +33,9 @@ from ala_encoder.settings.corpus import CorpusSettings
 from ala_encoder.sources import TextSource, documents
 from ala_encoder.tokenizer import Tokenizer
 
+_AT_ONCE = 1 << 20
+"""Tokens of a text that are copied at once: there may be billions."""
+
 
 @final
 @dataclass(frozen=True)
@@ -46,6 +49,14 @@ class Text:
     data: CorpusSettings
     """How the model was trained to read."""
     tokenizer: Tokenizer
+
+    @property
+    def digest(self) -> str:
+        """Digits of SHA-256 over the ids (uint32, little-endian): a name tells little."""
+        digest = hashlib.sha256()
+        for start in range(0, len(self.tokens), _AT_ONCE):
+            digest.update(self.tokens[start : start + _AT_ONCE].astype("<u4").tobytes())
+        return digest.hexdigest()[:16]
 
     def batches(self, model: nn.Module, num: int, size: int) -> Iterator[Inputs]:
         """Yield blocks of the training length, at most `num`, in batches of `size`.

@@ -19,6 +19,8 @@ _HAS_GATE = {"baseline": None, "distbias": False, "gated_distbias": True}
 """attn_variant → whether its bias has a gate; None: there is no bias."""
 _OPTIONS = ("alpha_init", "alpha_learnable")
 _KEYS = {"attn_variant", *_OPTIONS, "gate_enabled"}
+_IN_BIASES = {**{key: f"{key}=…" for key in _OPTIONS}, "gate_enabled": "kind=gated_distbias"}
+"""How the first of `biases` is told what these say."""
 
 
 def understood(data: dict[str, Any]) -> dict[str, Any]:
@@ -32,15 +34,21 @@ def understood(data: dict[str, Any]) -> dict[str, Any]:
         if isinstance(section, dict) and not _KEYS.isdisjoint(section):
             try:
                 own = {key: value for key, value in section.items() if key not in _KEYS}
-                changed[name] = {**own, "biases": _biases(section)}
+                changed[name] = {**own, "biases": _biases(name, section)}
             except UserError as error:
                 raise UserError(f"{name}: {error}") from None
     return {**data, **changed}
 
 
-def _biases(section: dict[str, Any]) -> list[dict[str, Any]]:
+def _biases(name: str, section: dict[str, Any]) -> list[dict[str, Any]]:
     if section.get("biases"):
-        raise UserError("biases and attn_variant: both say which biases there are, keep one")
+        if "attn_variant" in section:
+            raise UserError("biases and attn_variant: both say which biases there are, keep one")
+        given = {key: place for key, place in _IN_BIASES.items() if key in section}
+        raise UserError(
+            f"{' and '.join(given)}: beside attn_variant alone, and here are `biases`; write "
+            + " ".join(f"{name}.biases.0.{place}" for place in given.values())
+        )
     variant, gate = section.get("attn_variant"), section.get("gate_enabled")
     if not isinstance(variant, str) or variant not in _HAS_GATE:
         told = "missing" if variant is None else f"{shown(variant)} is none"

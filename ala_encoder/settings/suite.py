@@ -53,7 +53,7 @@ class SuiteRun(Section):
     """Setting → its values, such as seed or init; every combination of them is a cell. What differs
     by another setting than these two is a variant of its own in the table."""
     settings: tuple[str, ...] = ()
-    """Further overrides of all cells, as in optim.learning_rate=1e-4."""
+    """Further overrides of all cells, as in optim.learning_rate=1e-4; not of what `vary` sets."""
     output: Path = Path("runs")
     """Folder of the cells' run folders; the table goes to output/NAME."""
     baseline: str | None = None
@@ -62,6 +62,8 @@ class SuiteRun(Section):
     """Processes a cell; more than one are started by the deepspeed launcher."""
     cell: NonNegativeInt | None = None
     """Run this cell alone, in this process, as a job array does; none: all, one after the other."""
+    table: bool = False
+    """Write the table alone; a cell that is not finished is an error."""
     dry_run: bool = False
     """Tell the cells and what is done of them, and run nothing."""
     tracking: TrackingSettings = TrackingSettings()
@@ -74,7 +76,29 @@ class SuiteRun(Section):
         number = len(self.cells)
         if self.cell is not None and self.cell >= number:
             raise UserError(f"cell = {self.cell}: there are 0 … {number - 1}")
+        if self.cell is not None and self.dry_run:
+            raise UserError(f"dry_run: does nothing beside cell = {self.cell}, which is trained")
+        if self.table and (self.cell is not None or self.dry_run):
+            raise UserError("table: does nothing beside `cell` or `dry_run`")
+        if self.cell is not None and self.ranks > 1:
+            raise UserError(
+                f"ranks = {self.ranks}: does nothing beside `cell`, whose launcher starts the ranks"
+            )
+        self._check_settings()
         return self
+
+    def _check_settings(self) -> None:
+        """Raise UserError for one of `settings` in whose place a cell is given something else."""
+        keys = [word.partition("=")[0] for word in self.settings]
+        for key in keys:
+            if key in ("name", "output"):
+                raise UserError(f"settings: {key}: is the suite's own for each cell")
+            for varied in self.vary:
+                if f"{key}.".startswith(f"{varied}."):
+                    raise UserError(f"settings: {key}: vary.{varied} is in its place, keep one")
+        others = [name for name in self.vary if name not in _SAME]
+        if others and "variant" in keys:
+            raise UserError(f"settings: variant: is made of vary.{others[0]}")
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -103,10 +127,14 @@ class SuiteRun(Section):
     def check_cells(self) -> None:
         """Raise UserError for a cell whose settings do not fit together."""
         for cell in self.cells:
-            try:
-                load(cell.config, cell.overrides, PIPELINES[self.pipeline])
-            except UserError as error:
-                raise UserError(f"cell {cell.name}: {error}") from None
+            self.loaded(cell)
+
+    def loaded(self, cell: Cell) -> TrainingRun:
+        """Return a cell's settings; raises UserError where they do not fit together."""
+        try:
+            return load(cell.config, cell.overrides, PIPELINES[self.pipeline])
+        except UserError as error:
+            raise UserError(f"cell {cell.name}: {error}") from None
 
 
 def _word(value: Any) -> str:

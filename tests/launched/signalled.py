@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -177,6 +178,34 @@ def case(moment: str, home: Path) -> dict[str, Any]:
     }
 
 
+def two_views(home: Path) -> str | None:
+    """Return the newest checkpoint where rank 1's node does not see all of the last one yet."""
+    folder = home / f"view_{ranks.rank()}"
+    shutil.copytree(home / "whole" / "checkpoints", folder)
+    last = max(checkpoint.steps(folder).values())
+    if ranks.rank() == 1:
+        (last / "random_00001.pt").write_bytes(b"")
+    found = checkpoint.newest(folder)
+    return found and found.name
+
+
+def synced(home: Path) -> list[str]:
+    """Return what this rank syncs in a save, where each rank has a node of its own."""
+    job = small.loop(small.settings(**SECTIONS), home / "synced", home)
+    kept, paths = os.fsync, []
+
+    def noting(handle: int) -> None:
+        paths.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        kept(handle)
+
+    os.environ["LOCAL_RANK"], given = "0", os.environ["LOCAL_RANK"]
+    os.fsync = noting
+    with job.log:
+        checkpoint.save(job.engine, home / "synced", 1, {})
+    os.fsync, os.environ["LOCAL_RANK"] = kept, given
+    return paths
+
+
 def strangers() -> str:
     """Return what ranks of two jobs, here only by name, are told when they have met."""
     os.environ["ALA_JOB_TOKEN"] = f"7{ranks.rank()}.0"
@@ -195,6 +224,8 @@ def main(home: Path) -> None:
     engines.start(home)
     finish(home / "whole", home)
     found: dict[str, Any] = {moment: case(moment, home) for moment in MOMENTS}
+    found["two_views"] = ranks.gather(two_views(home))
+    found["synced"] = ranks.gather(synced(home))
     found["strangers"] = ranks.gather(strangers())
     if ranks.is_main():
         (home / "signalled.json").write_text(json.dumps(found), encoding="utf-8")

@@ -88,4 +88,5 @@ def unbroken(home: Path) -> Path:
     run, first = run_of(home, "unbroken"), job.said().splitlines()[:8]
     assert first[0].startswith("nodes node1 node2; ranks 2, 1 a node; port 2")
     assert f"run folder {run}, MLflow sqlite:///{home}/mlflow.db" in first
+    assert "note: sqlite is for one machine; jobs of several nodes need a server" in job.said()
     return run

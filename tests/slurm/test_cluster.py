@@ -72,7 +72,7 @@ def test_r13_five_requeues_one_by_the_end_of_the_time_are_one_run(
     assert_bitwise(run, unbroken)
     assert steps(run) == list(range(1, 31))
     assert statuses(home, name) == ["FINISHED"]
-    assert tags(home, name)["restarts"] == "5"
+    assert tags(home, name)["restart"] == "5"
     assert said.count("goes on from there") == 5  # the log was appended to
     assert said.count("the time has run out, 1 of at most 3 times") == 1
     assert "start 6" in said
@@ -98,6 +98,20 @@ def test_g16_a_node_that_fails_is_survived(home: Path, unbroken: Path) -> None:
     assert steps(run_of(home, "failed"))[-1] == 30
     assert "resuming" in job.said()
     assert statuses(home, "failed") == ["FINISHED"]
+
+
+def test_g16_a_run_on_two_nodes_survives_the_end_of_the_one_without_its_script(
+    home: Path,
+) -> None:
+    job = pretrain(home, "halved", "train.save_every=5")
+    at_step(home, "halved", 7, job)
+    assert job.fields()["BatchHost"] == "node1"
+    goes_on(job, lambda: answer(CLUSTER, "node-kill", "node2"))
+    answer(CLUSTER, "node-start", "node2")
+    job.wait()
+    assert "resuming" in job.said()
+    assert steps(run_of(home, "halved"))[-1] == 30
+    assert statuses(home, "halved") == ["FINISHED"]
 
 
 def test_r12_no_progress_between_two_requeues_stops(home: Path) -> None:

@@ -79,7 +79,7 @@ def submitted(home: Path, name: str, *words: str) -> dict[str, Job]:
         "settings": [f"tracking.experiment={name}"],
     }  # fmt: skip
     (home / f"{name}.yaml").write_text(json.dumps(suite))
-    extra = f"--cpus-per-task=1 --output={home}/{name}-%x-%j.out"
+    extra = f"--gpus-per-node=1 --cpus-per-task=1 --output={home}/{name}-%x-%j.out"
     command = ["slurm/submit.sh", home / "toy.yaml", home / f"{name}.yaml"]
     command += [*(word for word in words if word.startswith("--")), "--", f"name={name}"]
     command += [word for word in words if not word.startswith("--")]
