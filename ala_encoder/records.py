@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ala_encoder.errors import UserError, nearest
 from ala_encoder.files import read_json
+from ala_encoder.relabelling import changes_no_weight
 from ala_encoder.tracking import EVENTS, search
 from ala_encoder.tracking.events import Points, events_from
 
@@ -35,11 +36,10 @@ _SIGNATURE = "_signature"
 _SETTING = re.compile(
     r"(model|encoder|decoder|cross|tokenizer|data|optim|train|search)\.(?!path$).+"
 )
-_HARMLESS = re.compile(
-    r"train\.(micro_batch_(size|tokens)|gradient_accumulation_steps|eval_batch_(size|tokens)"
-    r"|save_every|log_every|keep_checkpoints|num_workers|from_scratch|stop_after)"
+_ROUNDING = re.compile(
+    r"train\.(micro_batch_(size|tokens)|gradient_accumulation_steps|eval_batch_(size|tokens))"
 )
-"""They change no weight but by rounding; save_every does where saves are averaged."""
+"""They change weights and scores by rounding alone."""
 _WORDS = {"None": "", "True": "true", "False": "false"}
 
 
@@ -258,7 +258,8 @@ def _summary(
             name: value
             for name, value in params.items()
             if _SETTING.fullmatch(name)
-            and (not _HARMLESS.fullmatch(name) or (averages and name == "train.save_every"))
+            and not _ROUNDING.fullmatch(name)
+            and not changes_no_weight(name, averages=averages)
             and not value.endswith(" (cut)")
         },
         signatures={

@@ -1,8 +1,8 @@
 """Whether settings are those that a run was trained with.
 
-For: a start in a finished run's folder, which would put another name on old weights (`runs`), and a
-suite, which would put old scores into its table. Not for: checkpoints, whose own identity decides
-whether they are gone on with (`runs.identity`).
+For: a start in a finished run's folder, which would put another name on old weights (`runs`), a
+suite, which would put old scores into its table, and means over runs (`records`). Not for:
+checkpoints, whose own identity decides whether they are gone on with (`runs.identity`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ _HARMLESS = (
 """Settings that may differ from those of a finished run, since they change no weight."""
 
 
+def changes_no_weight(key: str, *, averages: bool) -> bool:
+    """Tell whether a setting decides nothing about a finished run's weights.
+
+    averages: whether saves are averaged; then it matters which there were.
+    """
+    return key.startswith(_HARMLESS) and not (averages and key == "train.save_every")
+
+
 def difference(folder: Path, settings: TrainingRun) -> str | None:
     """Return in one line the first setting that is another in a run's folder, and what to do.
 
@@ -39,11 +47,9 @@ def difference(folder: Path, settings: TrainingRun) -> str | None:
         return None
     old = flatten(_earlier(path, type(settings)))
     new = flatten(settings.model_dump(mode="json"))
-    # The mean of the last saves depends on which there were.
-    averaged = getattr(settings.train, "average_checkpoints", None) is not None
-    harmless = [key for key in _HARMLESS if not (averaged and key == "train.save_every")]
+    averages = getattr(settings.train, "average_checkpoints", None) is not None
     for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key) and not key.startswith(tuple(harmless)):
+        if old.get(key) != new.get(key) and not changes_no_weight(key, averages=averages):
             return (
                 f"{folder} is finished with {key} = {old.get(key)!r}, now {new.get(key)!r}: choose "
                 "another `name`, or set train.from_scratch=true (the old run is kept aside)"

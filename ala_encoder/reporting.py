@@ -128,12 +128,13 @@ def tables(summaries: Sequence[RunSummary]) -> list[Table]:
 
 
 def _told_apart(summaries: Sequence[RunSummary]) -> list[RunSummary]:
-    texts: dict[str, set[str]] = {}
+    texts: dict[tuple[str, str], set[str]] = {}
     for run in summaries:
-        texts.setdefault(run.data_name, set()).update(filter(None, [run.held_out_text]))
+        if run.held_out_text:
+            texts.setdefault((run.task, run.data_name), set()).add(run.held_out_text)
     return [
         replace(run, data_name=f"{run.data_name} [{run.held_out_text[:8]}]")
-        if run.held_out_text and len(texts[run.data_name]) > 1
+        if run.held_out_text and len(texts[run.task, run.data_name]) > 1
         else run
         for run in summaries
     ]

@@ -94,8 +94,11 @@ def test_one_name_of_several_held_out_texts_is_told_apart(tmp_path: Path) -> Non
     for seed, text in ((1, "a" * 16), (2, "a" * 16), (3, "b" * 16)):
         logged(tmp_path / f"x{seed}", "x", seed, data="pairs en-de", held_out_text=text)
     logged(tmp_path / "y1", "y", 1, data="other", held_out_text="a" * 16)
+    # a table of another task has one text
+    logged(tmp_path / "z1", "z", 1, task="clm", data="pairs en-de", held_out_text="c" * 16)
     found = {one.data_name: len(one.rows[0].runs) for one in tables(summaries(tmp_path))}
-    assert found == {"pairs en-de [aaaaaaaa]": 2, "pairs en-de [bbbbbbbb]": 1, "other": 1}
+    told = {"pairs en-de [aaaaaaaa]": 2, "pairs en-de [bbbbbbbb]": 1}
+    assert found == {**told, "other": 1, "pairs en-de": 1}
 
 
 def test_starts_from_other_kinds_of_pretraining_are_rows_of_their_own(tmp_path: Path) -> None:

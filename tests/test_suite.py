@@ -100,6 +100,13 @@ def test_settings_beside_those_that_vary_are_each_cells() -> None:
     assert "optim.eps=1e-6" in both.cells[0].overrides
 
 
+def finished(folder: Path, *names: str) -> None:
+    """Write the folders of cells that have ended well, such as full-1."""
+    (folder / "runs").mkdir(exist_ok=True)
+    for name in names:
+        logged(folder / "runs" / name, name[:-2], int(name[-1]))
+
+
 def start(folder: Path, *words: str) -> int:
     path = folder / "suite.yaml"
     path.write_text(json.dumps({**GIVEN, "output": str(folder / "runs")}))
@@ -110,15 +117,13 @@ def start(folder: Path, *words: str) -> int:
 def test_finished_cells_are_known_and_their_table_is_written_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "runs").mkdir()
-    for name in ("full-1", "full-2", "band6_tied-1"):
-        logged(tmp_path / "runs" / name, name[:-2], int(name[-1]))
+    finished(tmp_path, "full-1", "full-2", "band6_tied-1")
     assert start(tmp_path, "dry_run=true", "--json") == 0
     assert json.loads(capfd.readouterr().out)["left"] == [3]
     logged(tmp_path / "runs" / "band6_tied-2", "band6_tied", 2, status="KILLED")
     assert start(tmp_path, "dry_run=true") == 0
     assert "1 of 4 are left" in capfd.readouterr().out
-    logged(tmp_path / "runs" / "band6_tied-2", "band6_tied", 2)
+    finished(tmp_path, "band6_tied-2")
     assert start(tmp_path) == 0
     said = capfd.readouterr().out
     assert said.count(": finished") == 4
@@ -164,8 +169,7 @@ def test_a_cell_that_is_finished_with_other_settings_is_not_taken_for_this_one(
 def test_a_cell_of_an_array_that_is_finished_ends_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "runs").mkdir()
-    logged(tmp_path / "runs" / "full-2", "full", 2)
+    finished(tmp_path, "full-2")
     assert start(tmp_path, "cell=1") == 0
     assert capsys.readouterr().out == "cell full-2: finished\n"
 
@@ -173,9 +177,7 @@ def test_a_cell_of_an_array_that_is_finished_ends_at_once(
 def test_a_baseline_of_the_suite_is_that_of_its_table(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "runs").mkdir()
-    for name in ("full-1", "full-2", "band6_tied-1", "band6_tied-2"):
-        logged(tmp_path / "runs" / name, name[:-2], int(name[-1]))
+    finished(tmp_path, "full-1", "full-2", "band6_tied-1", "band6_tied-2")
     assert start(tmp_path, "baseline=full") == 0
     report = (tmp_path / "runs" / "some" / "report.md").read_text(encoding="utf-8")
     assert "### Paired tests over seeds against full" in report
