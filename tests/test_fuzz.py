@@ -14,7 +14,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -215,13 +215,15 @@ def is_part(found: list[Any], expected: list[Any]) -> bool:
     return len(found) < len(expected) and all(row in rest for row in found)
 
 
-def check_many(count: int, folder: Path, *, offset: int) -> None:
-    """Hand `count` inputs of all kinds in turn to their readers; print what became of them.
+def check_many(
+    count: int, folder: Path, *, offset: int, kinds: Sequence[str] = tuple(seeds.KINDS)
+) -> None:
+    """Hand `count` inputs of these kinds in turn to their readers; print what became of them.
 
     `current.txt` in the folder names the input at which a library in C ended the process.
     """
     expected = {}
-    for kind in seeds.KINDS:
+    for kind in kinds:
         valid = Case(kind, -1, dict(seeds.valid(kind)))
         known = independent(kind)
         (folder / "valid").mkdir()
@@ -234,7 +236,7 @@ def check_many(count: int, folder: Path, *, offset: int) -> None:
     failures = []
     with memory.at_most(MOST_MEMORY):
         for number in range(count):
-            kind = seeds.KINDS[number % len(seeds.KINDS)]
+            kind = kinds[number % len(kinds)]
             case = fuzz.case(kind, offset + number)
             (folder / "current.txt").write_text(str(case)[:1000], "utf-8", "backslashreplace")
             try:
@@ -244,7 +246,7 @@ def check_many(count: int, folder: Path, *, offset: int) -> None:
             except AssertionError as error:
                 failures.append(str(error))
                 became[kind, "FAILED"] += 1
-    for kind in dict.fromkeys(seeds.KINDS):
+    for kind in dict.fromkeys(kinds):
         counts = {what: became[kind, what] for what in ("result", "refused", "FAILED")}
         print(f"{kind:>16}: " + ", ".join(f"{n:>4} {what}" for what, n in counts.items()))
     assert not failures, "\n".join([f"{len(failures)} of {count} failed:", *failures[:100]])
@@ -254,6 +256,11 @@ def check_many(count: int, folder: Path, *, offset: int) -> None:
 
 def test_r20_500_malformed_inputs(tmp_path: Path) -> None:
     check_many(500, tmp_path, offset=0)
+
+
+def test_r20_2000_malformed_parallel_texts(tmp_path: Path) -> None:
+    kinds = [kind for kind in seeds.KINDS if kind.split()[0] == "pairs"]
+    check_many(2000, tmp_path, offset=100_000, kinds=kinds)
 
 
 @pytest.mark.slow
