@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +37,7 @@ from ala_encoder.engine import Engine
 from ala_encoder.environment import environment
 from ala_encoder.errors import RunSaved, RunStopped, UserError
 from ala_encoder.evaluation import Plain, plain
-from ala_encoder.files import read_json, write_aside, write_json, write_text
+from ala_encoder.files import locked, read_json, write_aside, write_json, write_text
 from ala_encoder.goal import Goal, Scores
 from ala_encoder.manifests import Manifest
 from ala_encoder.parallel_manifests import ParallelManifest
@@ -78,10 +79,10 @@ def open_run(
     folder, job = settings.output / card.run_name, os.environ.get("SLURM_JOB_ID")
     log: RunLog | NullLog = null_log()
 
+    @locked(folder, ranks.say)  # until the log is open, by which others see that the run is taken
     def prepare() -> None:
         nonlocal log
-        if is_open(folder):
-            raise UserError(f"{folder}: another process is training this run")
+        _wait_for_last(folder)
         _refuse_relabelling(folder, settings)
         _make_folder(folder, settings)
         named = {
@@ -158,6 +159,22 @@ def _leave(folder: Path, log: RunLog | NullLog, asked: signals.Asked) -> NoRetur
 
 _LEFT = "left.json"
 """The newest checkpoint at each time that signals ended the run."""
+
+
+_LAST_SECONDS = 120.0
+"""What a start before this one is given to end, where Slurm has put the job back."""
+
+
+def _wait_for_last(folder: Path) -> None:
+    """Raise UserError while another process is at this run.
+
+    A node that Slurm has given up may still be at the start before; this one waits for its end.
+    """
+    until = time.monotonic() + (_LAST_SECONDS if slurm.requeues() else 0.0)
+    while is_open(folder):
+        if time.monotonic() >= until:
+            raise UserError(f"{folder}: another process is training this run")
+        time.sleep(1.0)
 
 
 def _refuse_relabelling(folder: Path, settings: TrainingRun) -> None:

@@ -154,6 +154,7 @@ def test_r11_g05_a_signal_at_any_moment_saves_once_and_the_run_goes_on_bitwise(
     case, (name, rank) = found[moment], signalled.MOMENTS[moment]
     names = " and ".join(sorted({"SIGTERM", f"SIG{name}"}))
     assert case["ended"] == f"{names} on rank {rank}"
+    assert case["seconds"] < 30
     step = {
         "before_the_first_step": 0, "first_step": 0, "restore": signalled.EARLIER, "evaluation": 3,
         "last_save": 6,

@@ -100,6 +100,16 @@ def test_settings_beside_those_that_vary_are_each_cells() -> None:
     assert "optim.eps=1e-6" in both.cells[0].overrides
 
 
+def test_where_the_suite_is_tracked_its_cells_are_too(tmp_path: Path) -> None:
+    given = made(tracking={"uri": f"sqlite:///{tmp_path}/all.db", "experiment": "here"})
+    for cell in given.cells:
+        found = given.loaded(cell).tracking
+        assert (found.uri, found.experiment) == (f"sqlite:///{tmp_path}/all.db", "here")
+        assert found.system_metrics and found.enabled  # as their configs say
+    apart = made(tracking={"enabled": False}, settings=["tracking.enabled=true"])
+    assert apart.loaded(apart.cells[0]).tracking.enabled
+
+
 def finished(folder: Path, *names: str) -> None:
     """Write the folders of cells that have ended well, such as full-1."""
     (folder / "runs").mkdir(exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ala_encoder.training import Loop, fit, total_steps
 from tests import referee
 from tests.launched import small
 from tests.referee import Ragged
+from tests.test_export import card_of
 
 pytestmark = pytest.mark.usefixtures("started")
 
@@ -510,6 +512,30 @@ def test_a_finished_run_is_not_taken_for_one_with_other_settings(
     with pytest.raises(UserError) as caught:
         runs._refuse_relabelling(folder, small.settings(**sections))
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("requeues", [0, 1])
+def test_g16_a_run_that_another_process_is_at_is_left_alone_or_waited_for(
+    requeues: int, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs.engines, "stop", lambda: None)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(requeues))
+    run = small.settings(output=str(tmp_path), tracking={"enabled": False})
+    card = card_of(run, small.data(home)[0])
+    folder = tmp_path / card.run_name
+    last = RunLog(folder, RunInfo("last", "e", {}), uri=None, enabled=False)  # the start before
+    before = sorted(folder.iterdir())
+    ending = threading.Timer(1.5, last.close, ["KILLED"])
+    ending.start()
+    if requeues:
+        with runs.open_run(run, card, "mlm") as opened:
+            assert opened.folder == folder and not ending.is_alive()
+    else:
+        told = pytest.raises(UserError, match="another process is training this run")
+        with told, runs.open_run(run, card, "mlm"):
+            pass
+        assert sorted(folder.iterdir()) == before
+    ending.join()
 
 
 def test_a_warmup_longer_than_the_epochs_is_refused(home: Path, tmp_path: Path) -> None:

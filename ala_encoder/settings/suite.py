@@ -67,6 +67,7 @@ class SuiteRun(Section):
     dry_run: bool = False
     """Tell the cells and what is done of them, and run nothing."""
     tracking: TrackingSettings = TrackingSettings()
+    """Of the suite; what is given here is its cells' too, in place of what their configs say."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> SuiteRun:
@@ -107,6 +108,8 @@ class SuiteRun(Section):
         Raises UserError when two would have one name.
         """
         found = []
+        tracking = self.tracking.model_dump(mode="json", exclude_unset=True)
+        shared = (*(f"tracking.{k}={json.dumps(v)}" for k, v in tracking.items()), *self.settings)
         for config in self.configs:
             for values in itertools.product(*self.vary.values()):
                 given = dict(zip(self.vary, values, strict=True))
@@ -116,7 +119,7 @@ class SuiteRun(Section):
                 others = [_word(value) for key, value in given.items() if key not in _SAME]
                 if others:
                     own["variant"] = "-".join([config.stem, *others])
-                overrides = (*self.settings, *(f"{k}={json.dumps(v)}" for k, v in own.items()))
+                overrides = (*shared, *(f"{k}={json.dumps(v)}" for k, v in own.items()))
                 found.append(Cell(name=name, config=config, overrides=overrides))
         names = [cell.name for cell in found]
         twice = next((name for name in names if names.count(name) > 1), None)

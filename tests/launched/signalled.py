@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -40,6 +41,7 @@ MOMENTS = {
     "micro_batch": ("USR1", 1),
     "waiting_for_data": ("TERM", 0),
     "evaluation": ("USR2", 0),
+    "mlflow_stall": ("USR2", 0),
     "save": ("USR1", 1),
     "last_save": ("TERM", 1),
     "group_with_four_workers": ("USR1", 0),
@@ -99,7 +101,7 @@ def arm(job: Loop, moment: str, name: str, to: int) -> None:
     per_step = job.split.accumulation
     if moment == "before_the_first_step":
         Sender(name, to)()
-    elif moment in ("first_step", "micro_batch", "group_with_four_workers"):
+    elif moment in ("first_step", "micro_batch", "mlflow_stall", "group_with_four_workers"):
         calls = 1 if moment == "first_step" else 4 * per_step + 1
         send = Sender(name, to, calls=calls, group=moment.startswith("group"))
         job.goal = replace(goal, losses=telling(goal.losses, send))
@@ -124,10 +126,12 @@ def start(moment: str, folder: Path, home: Path, **train: Any) -> str:
     """Train until a signal ends it or to the end; returns how it ended."""
     workers = {"num_workers": 4} if moment == "group_with_four_workers" else {}
     run = small.settings(**{**SECTIONS, "train": {**SECTIONS["train"], **workers, **train}})
-    job = small.loop(run, folder, home)
+    silent = socket.create_server(("127.0.0.1", 0))  # takes what comes, and never answers
+    uri = f"http://127.0.0.1:{silent.getsockname()[1]}" if moment == "mlflow_stall" else None
+    job = small.loop(run, folder, home, uri=uri)
     kept = torch.save, torch.load
     try:
-        with signals.listening(), job.log:
+        with silent, signals.listening(), job.log:
             if moment in MOMENTS:
                 arm(job, moment, *MOMENTS[moment])
             outcome = job.fit()
@@ -164,13 +168,16 @@ def case(moment: str, home: Path) -> dict[str, Any]:
     folder = home / moment
     if moment == "restore":
         start("", folder, home, stop_after=EARLIER)
+    began = time.monotonic()
     ended = start(moment, folder, home)
+    seconds = time.monotonic() - began
     newest = checkpoint.newest(folder / "checkpoints")
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
     finish(folder, home)
     whole, ours = weights(home / "whole"), weights(folder)
     return {
         "ended": ended,
+        "seconds": seconds,
         "newest": newest and newest.name,
         "left": left,
         "weights": all(torch.equal(ours[key], whole[key]) for key in whole),

@@ -86,8 +86,14 @@ def model(run: PretrainRun, vocab_size: int) -> MaskedLM:
     return MaskedLM(run.model, run.encoder, vocab_size)
 
 
-def loop(run: PretrainRun, folder: Path, home: Path, examples: Examples | None = None) -> Loop:
-    """Return a loop that is ready to `fit`, logging to folder/metrics.jsonl."""
+def loop(
+    run: PretrainRun,
+    folder: Path,
+    home: Path,
+    examples: Examples | None = None,
+    uri: str | None = None,
+) -> Loop:
+    """Return a loop that is ready to `fit`, logging to folder/metrics.jsonl and MLflow at `uri`."""
     tokenizer, tokens = data(home)
     split = split_batch(run.train, ranks.world_size())
     engine = Engine(model(run, tokenizer.vocab_size), run, split)
@@ -102,7 +108,7 @@ def loop(run: PretrainRun, folder: Path, home: Path, examples: Examples | None =
     folder.mkdir(parents=True, exist_ok=True)
     log: RunLog | NullLog = null_log()
     if ranks.is_main():
-        log = RunLog(folder, RunInfo(folder.name, "test", {}), uri=None, enabled=False)
+        log = RunLog(folder, RunInfo(folder.name, "test", {}), uri=uri, enabled=uri is not None)
     return Loop(engine, goal, run, split, folder, log)
 
 
