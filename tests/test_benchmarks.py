@@ -16,6 +16,7 @@ from benchmarks import (
     attention,
     batch_invariance,
     chunked_loss,
+    clm_training,
     decoding,
     harness,
     logfit,
@@ -171,7 +172,8 @@ def test_results_go_between_the_marks_of_a_file_with_their_command(
 
 
 @pytest.mark.parametrize(
-    "name", ["attention", "chunked_loss", "decoding", "nmt_training", "parity", "pruning"]
+    "name",
+    ["attention", "chunked_loss", "clm_training", "decoding", "nmt_training", "parity", "pruning"],
 )
 def test_the_shipped_results_can_be_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness.torch.cuda, "is_available", lambda: False)
@@ -231,6 +233,22 @@ def test_a_step_of_both_trainings_is_the_same_without_dropout(started: None) -> 
         assert seen[0].loss == pytest.approx(seen[1].loss, rel=2e-6)
         losses.append(seen[0].loss)
     assert losses == sorted(losses, reverse=True)
+
+
+def test_causal_models_train_in_turns_and_other_models_are_refused(
+    started: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "stop", lambda: None)
+    monkeypatch.chdir(ROOT)
+    assert clm_training.main(["--steps", "1", "--rounds", "2", "--json"]) == 0
+    first, *others = json.loads(capsys.readouterr().out)
+    assert first["path"] == "sdpa" and first["ratio"] == 1
+    for entry in others:
+        assert "slope" in entry["path"] and entry["parameters"] > first["parameters"]
+        assert 0.1 < entry["ratio_least"] <= entry["ratio"] <= entry["ratio_largest"]
+    line = "configs/demo/full.yaml: not a causal language model"
+    assert line in refused(clm_training.main, "--configs configs/demo/full.yaml", capsys)
+    assert "no.yaml" in refused(clm_training.main, "--configs no.yaml", capsys)
 
 
 @pytest.mark.parametrize(
