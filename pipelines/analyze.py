@@ -16,6 +16,7 @@ from ala_encoder.command import leave, run
 from ala_encoder.errors import UserError
 from ala_encoder.settings.analyze import AnalyzeRun
 from ala_encoder.settings.exports import find_export
+from ala_encoder.settings.model import check_reach
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +40,10 @@ def main(settings: AnalyzeRun) -> None:
 
     keep_freed_memory()
     exports = [_read(path) for path in settings.export]
+    for exported in exports:
+        model = exported.card.model
+        learned = model.max_length if model.positions == "learned" else None
+        check_reach(f"{exported.folder.parent}: lengths", settings.lengths, learned)
     fields = [field for exported in exports for field in _analyzed(exported, settings)]
     if settings.output is not None:
         lengths = {exported.card.data.length for exported in exports}

@@ -272,7 +272,10 @@ def test_several_exports_share_a_plot(home: Path, tmp_path: Path) -> None:
         (["HOME/gated", "files=HOME/nowhere.txt"], "nowhere.txt: no such file"),
         (["HOME/gated", "segments=100000"], "segments = 100000: a text of "),
         (["HOME/gated", "lengths=[2]"], "lengths"),
-        (["HOME/learned", "lengths=[25]"], "input of 25 tokens: the model has 24 positions"),
+        (
+            ["HOME/learned", "lengths=[25]"],
+            "lengths = 25: the model has 24 learned positions",
+        ),
         (["HOME/gated", "split=test"], "split"),
         (["HOME/gated", "length=[24]"], "did you mean 'lengths'?"),
         ([], "export has no default"),

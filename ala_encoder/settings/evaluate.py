@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from ala_encoder.errors import UserError
 from ala_encoder.settings.base import PositiveInt, Section
 from ala_encoder.settings.loader import check
+from ala_encoder.settings.model import check_reach
 from ala_encoder.settings.search import SearchSettings
 from ala_encoder.settings.task import RowSource, TaskSettings
 
@@ -91,12 +92,7 @@ class EvaluateRun(RowSource):
         positions: learned ones, None: none are. Raises UserError for a length beyond them.
         """
         lengths = self.lengths or (self.length or length,)
-        if positions is not None and max(lengths) > positions:
-            name = "length" if self.lengths is None else "lengths"
-            raise UserError(
-                f"{name} = {max(lengths)}: the model has {positions} learned positions and cannot "
-                "read further (model.max_length)"
-            )
+        check_reach("length" if self.lengths is None else "lengths", lengths, positions)
         if self.protocol == "sliding":
             stride = self.stride or max(1, min(lengths) // 2)
             return Protocol(name="sliding", lengths=lengths, stride=stride)

@@ -54,6 +54,15 @@ class Transformer(Section):
         return self
 
 
+def check_reach(name: str, lengths: tuple[int, ...], positions: int | None) -> None:
+    """Raise UserError where a setting's lengths go beyond the learned positions; None: none are."""
+    if positions is not None and max(lengths, default=0) > positions:
+        raise UserError(
+            f"{name} = {max(lengths)}: the model has {positions} learned positions and cannot "
+            "read further (model.max_length)"
+        )
+
+
 class EncoderModel(Transformer):
     """BERT-style encoder; the defaults are BERT-base."""
 
