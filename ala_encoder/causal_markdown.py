@@ -250,7 +250,8 @@ def _within(run: RunSummary, one: FieldAtLength) -> str:
 
 
 def _number(value: float | None, digits: int, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.{digits}f}"
+    # adding 0 takes the sign of what is rounded to -0
+    return "-" if value is None else f"{round(value, digits) + 0.0:{sign}.{digits}f}"
 
 
 def _count(value: int | None) -> str:
