@@ -33,6 +33,7 @@ class Lead:
         self.seconds = int(match[2]) if match else None
         self.step = self.save = 0.0
         self._steps, self._is_checked = 0, False
+        self._told = 0
 
     def is_due(self) -> bool:
         """Tell, once in a start and on all ranks alike, whether to save and `check` now."""
@@ -53,8 +54,9 @@ class Lead:
 
         A signal waits for the end of a step, then for the save; both may take twice as long on a
         bad day. Raises UserError when the first comparison of a job's first start fails: that is
-        early, and the signal would come too late every time. Later ones only tell, and so does a
-        job that was requeued: it has been saved in time, and a slow hour must not end it.
+        early, and the signal would come too late every time. Later ones only tell, once for what is
+        needed, and so does a job that was requeued: it has been saved in time, and a slow hour must
+        not end it.
         """
         if self.seconds is None or self._steps < _STEPS:
             return
@@ -70,4 +72,6 @@ class Lead:
         )
         if is_first and not slurm.requeues():
             raise UserError(f"{text}; all is saved")
-        ranks.say(f"note: {text}")
+        if needed > self._told:
+            ranks.say(f"note: {text}")
+        self._told = max(self._told, needed)

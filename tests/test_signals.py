@@ -228,6 +228,11 @@ def test_a_lead_that_becomes_too_short_is_told_and_the_run_goes_on(
     made.saved(5)
     made.check()
     assert "note: USR1 is to come 8 s before" in capsys.readouterr().err
+    made.check()
+    assert not capsys.readouterr().err  # it has been told
+    made.saved(50)
+    made.check()
+    assert "and twice both is 104 s" in capsys.readouterr().err
 
 
 def test_without_a_signal_nothing_is_measured_and_another_kind_is_one_line(
