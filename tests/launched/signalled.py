@@ -24,6 +24,7 @@ import torch
 from ala_encoder import checkpoint, ranks, signals
 from ala_encoder import engine as engines
 from ala_encoder.batches import Examples
+from ala_encoder.command import leave
 from ala_encoder.engine import processes
 from ala_encoder.errors import UserError
 from ala_encoder.tracking import EVENTS
@@ -241,3 +242,4 @@ def main(home: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave(0)
