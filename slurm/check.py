@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from ala_encoder import engine, ranks, signals, slurm
+from ala_encoder.command import leave
 from ala_encoder.errors import UserError
 
 MEGABYTES = 256
@@ -82,4 +83,5 @@ if __name__ == "__main__":
         main(Path(sys.argv[1]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        leave(2)
+    leave(0)
