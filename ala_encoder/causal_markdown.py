@@ -11,7 +11,13 @@ from pathlib import Path
 
 from ala_encoder.analysis.findings import FieldAtLength, Fields, Localities
 from ala_encoder.analysis.lengths import AtLength, ByLength, LengthTable
-from ala_encoder.analysis.seeds import Learned, SeedTest, trained_at
+from ala_encoder.analysis.seeds import (
+    LANGUAGE_MODELS,
+    Learned,
+    SeedTest,
+    targets_of,
+    trained_at,
+)
 from ala_encoder.analysis.statistics import Aggregate, PairedTest
 from ala_encoder.markdown import digits_of, grid, table_lines
 from ala_encoder.records import RunSummary
@@ -96,6 +102,19 @@ def other_lengths(item: Table) -> list[str]:
         f"Trained at different lengths (data.length): {', '.join(named)}. Each eval_* score is of "
         "blocks of the run's own length, so between these it does not compare, nor is it tested; "
         "use protocol=last_token of `evaluate`.",
+        "",
+    ]
+
+
+def other_targets(item: Table) -> list[str]:
+    """Return a warning where language models were scored over different numbers of targets."""
+    found = {item.unique(row): targets_of(row) for row in item.rows}
+    if item.task not in LANGUAGE_MODELS or len(set[int]().union(*found.values())) < 2:
+        return []
+    named = [f"{name} {' and '.join(map(_count, sorted(n)))}" for name, n in found.items() if n]
+    return [
+        f"Scored over different numbers of target tokens: {', '.join(named)}. With other pieces or "
+        "masks a score by token does not compare, nor is it tested; by byte or word it does.",
         "",
     ]
 

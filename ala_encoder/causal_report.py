@@ -91,7 +91,7 @@ def parts(
     lines: dict[tuple[str, str], list[str]] = {}
     whole = Part()
     for item in items:
-        whole.lines = lines[item.task, item.data_name] = []
+        whole.lines = lines[item.task, item.data_name] = words.other_targets(item)
         is_tested = baseline is not None and is_tested_over_seeds(item.task)
         if item.task == "clm" and item.rows:
             _causal(item, points, baseline, output, whole)

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from ala_encoder.settings.outline import outline
 Settings = TypeVar("Settings", bound=BaseModel)
 SAVED = 85
 """Exit code of a run that a signal has ended; the job scripts requeue it."""
+_PIPE_BROKEN = 128 + signal.SIGPIPE
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,6 +65,10 @@ def run(
     except RunSaved as error:
         _tell("saved", error)
         return SAVED
+    except BrokenPipeError:  # whoever reads has stopped, as `head` does
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return _PIPE_BROKEN
     except OSError as error:
         if error.filename is None:
             raise

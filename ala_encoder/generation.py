@@ -164,7 +164,9 @@ def chosen(logits: Tensor, settings: Sampling, drawn: Tensor) -> Tensor:
     """
     if settings.temperature == 0:
         return logits.argmax(-1)
-    probabilities = (logits.double() / settings.temperature).softmax(-1)
+    # The largest becomes 0 first: over a tiny temperature it would be infinite.
+    below = logits.double() - logits.double().amax(-1, keepdim=True)
+    probabilities = (below / settings.temperature).softmax(-1)
     if settings.top_k is not None and settings.top_k < logits.shape[1]:
         least = probabilities.topk(settings.top_k).values[:, -1:]
         probabilities = probabilities.masked_fill(probabilities < least, 0.0)
@@ -187,6 +189,12 @@ class Continuation:
     def __init__(
         self, model: CausalLM, tokenizer: Tokenizer, settings: Sampling, batch_size: int
     ) -> None:
+        """Raises UserError for a `top_k` that keeps the whole vocabulary."""
+        top_k = settings.top_k
+        if top_k is not None and top_k >= tokenizer.vocab_size:
+            raise UserError(
+                f"top_k = {top_k}: does nothing, the vocabulary has {tokenizer.vocab_size} entries"
+            )
         self._model, self._tokenizer = model, tokenizer
         self._settings, self._batch_size = settings, batch_size
         self._count = 0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ala_encoder.analysis.figures import FieldCurve
+    from ala_encoder.analysis.texts import Text
     from ala_encoder.export import CausalExport, Export
 
 
@@ -44,7 +45,12 @@ def main(settings: AnalyzeRun) -> None:
         model = exported.card.model
         learned = model.max_length if model.positions == "learned" else None
         check_reach(f"{exported.folder.parent}: lengths", settings.lengths, learned)
-    fields = [field for exported in exports for field in _analyzed(exported, settings)]
+    texts = [_opened(exported, settings) for exported in exports]
+    fields = [
+        field
+        for exported, text in zip(exports, texts, strict=True)
+        for field in _analyzed(exported, text, settings)
+    ]
     if settings.output is not None:
         lengths = {exported.card.data.length for exported in exports}
         trained = min(lengths) if len(lengths) == 1 else None
@@ -62,18 +68,28 @@ def _read(path: Path) -> Export | CausalExport:
     return exported
 
 
-def _analyzed(exported: Export | CausalExport, settings: AnalyzeRun) -> list[FieldCurve]:
-    """Write what is found in one export; return its receptive fields, with its name."""
-    from ala_encoder import engine
-    from ala_encoder.analysis.locality import locality
+def _opened(exported: Export | CausalExport, settings: AnalyzeRun) -> Text:
+    """Open the text of an export; raises UserError where it is too short for what is asked."""
     from ala_encoder.analysis.texts import open_text
-    from ala_encoder.files import write_json
     from ala_encoder.lines import Reading
 
     reading = Reading()
     text = open_text(exported, settings, reading)
     for note in reading.notes():
         ranks.say(note)
+    longest = max(settings.lengths or (text.data.length,))
+    text.check(exported.card.kind, longest, settings.segments)
+    return text
+
+
+def _analyzed(
+    exported: Export | CausalExport, text: Text, settings: AnalyzeRun
+) -> list[FieldCurve]:
+    """Write what is found in one export; return its receptive fields, with its name."""
+    from ala_encoder import engine
+    from ala_encoder.analysis.locality import locality
+    from ala_encoder.files import write_json
+
     folder, name = exported.folder.parent / text.folder, exported.card.run_name
     model = exported.build().to(engine.device())
     about = {

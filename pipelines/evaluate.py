@@ -181,6 +181,8 @@ def _text(exported: AnyExport, settings: EvaluateRun) -> _Data:
     folder = _folder(exported, settings, title, used, own)
     arrays = corpus.open_tokens(prepared, manifest, exported.tokenizer, verify=ranks.is_main())
     words = manifest.splits[split].words
+    if settings.length is not None or settings.lengths:
+        _check_long_enough(protocol, len(arrays[split]))
     task, score = _scoring(exported, data, protocol, arrays[split], words, settings.batch_size)
 
     def scores(model: Plain, split: str) -> dict[str, float | None]:
@@ -203,6 +205,15 @@ def _text(exported: AnyExport, settings: EvaluateRun) -> _Data:
         return found
 
     return _Data(manifest.name, (split,), folder, scores, protocol)
+
+
+def _check_long_enough(protocol: Protocol | None, size: int) -> None:
+    """Raise UserError for windows longer than a text, whose scores would be of shorter ones."""
+    if protocol is None or protocol.name == "last_token":  # which tells how many tokens it finds
+        return
+    longest = max(protocol.lengths)
+    if longest > size - 1:
+        raise UserError(f"lengths = {longest}: the text has {size:,} tokens, one is predicted")
 
 
 def _scoring(

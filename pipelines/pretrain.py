@@ -130,6 +130,8 @@ def _causal(settings: PretrainRun, text: _Text) -> _Task:
     valid = causal_lm.blocks(tokens["valid"], length, "valid")
     about = causal_lm.Text.of(tokens["valid"], tokenizer, manifest.valid.words)
     size, vocab_size = settings.train.eval_batch_size, tokenizer.vocab_size
+    if model.max_length is not None and model.max_length > length:
+        ranks.say(f"note: positions from {length} on are not trained: data.length = {length}")
 
     def evaluate(trained: Scored) -> Scores:
         losses, observed = causal_lm.token_losses(trained, valid, size)

@@ -272,6 +272,8 @@ def test_several_exports_share_a_plot(home: Path, tmp_path: Path) -> None:
         (["HOME/gated", "files=HOME/nowhere.txt"], "nowhere.txt: no such file"),
         (["HOME/gated", "segments=100000"], "segments = 100000: a text of "),
         (["HOME/gated", "lengths=[2]"], "lengths"),
+        (["HOME/gated", "lengths=[24,24]"], "lengths = [24, 24]: one of them is there twice"),
+        (["HOME/gated", "HOME/gated", "output=x"], "one of them is there twice"),
         (
             ["HOME/learned", "lengths=[25]"],
             "lengths = 25: the model has 24 learned positions",
@@ -288,6 +290,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert start(*given, *(["blocks=1"] if given else [])) == 2
     err = capsys.readouterr().err
     assert told in err.splitlines()[-1] and err.splitlines()[-1].startswith("error: ")
+
+
+def test_a_text_that_is_too_short_is_told_before_anything_is_measured(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ("segments=100000", "lengths=[16,20000]"):
+        assert start(home / "gated", words, "blocks=1") == 2
+        told = capsys.readouterr().err
+        assert "enough text around them" in told and "locality on" not in told
 
 
 def test_a_launcher_is_refused(

@@ -178,9 +178,9 @@ def test_nothing_is_left_in_the_model_and_dropout_must_be_off() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"temperature": 0.0}, {"temperature": 0.3}, {"top_k": 1}, {"top_k": 4}, {"top_k": 50},
-     {"top_p": 0.05}, {"top_p": 0.6}, {"top_p": 0.999}, {"top_k": 5, "top_p": 0.5},
-     {"temperature": 4.0, "top_k": 9, "top_p": 0.9}],
+    [{}, {"temperature": 0.0}, {"temperature": 0.3}, {"temperature": 1e-309}, {"top_k": 1},
+     {"top_k": 4}, {"top_k": 50}, {"top_p": 0.05}, {"top_p": 0.6}, {"top_p": 0.999},
+     {"top_k": 5, "top_p": 0.5}, {"temperature": 4.0, "top_k": 9, "top_p": 0.9}],
     ids=str,
 )  # fmt: skip
 def test_a_draw_is_that_of_loops_over_the_vocabulary(changes: dict[str, Any]) -> None:
@@ -486,6 +486,7 @@ def test_lines_go_on_from_a_pipe(
         (["GONE"], "no export there"),
         (["HOME/alibi", "input=HOME/train.tx"], "no such file (did you mean 'train.txt'?)"),
         (["HOME/alibi", "top_k=3", "temperature=0"], "top_k: does nothing"),
+        (["HOME/alibi", "top_k=100000"], "top_k = 100000: does nothing, the vocabulary has "),
         (["HOME/learned", "input=HOME/train.txt"], "the model has 24 positions"),
         (["HOME/learned", "input=HOME/train.txt", "window=3"], "train.txt:1: window = 3: learned"),
         (["HOME/alibi", "output=HOME"], "not a file"),

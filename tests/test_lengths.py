@@ -66,20 +66,24 @@ def test_numbers_of_other_targets_or_protocols_are_never_in_one_table(tmp_path: 
     scored(b, two, "eval-other", more={"targets": "def"})
     scored(b, two, "eval-data", more={"data": "news"})
     scored(b, two, "eval-split", more={"split": "train"})
-    scored(b, {16: BASE}, "eval-single", tokens=3)  # one length is no table
+    scored(b, {16: BASE}, "eval-single", tokens=3)
+    scored(
+        b, {16: BASE}, "eval", name="blocks", tokens=None, more={"targets": "own"}
+    )  # as in training
     found, left_out = length_tables([summary(a), summary(b)])
     assert left_out == []
     names = [(one.name, one.protocol, one.about, len(one.runs)) for one in found]
     assert {(protocol, about, n) for _, protocol, about, n in names} == {
-        ("last_token, 4 tokens", "valid of books", 2),
-        ("last_token, 4 tokens", "valid of books", 1),
-        ("last_token, 4 tokens", "valid of news", 1),
-        ("last_token, 4 tokens", "train of books", 1),
-        ("blocks", "valid of books", 2),
-        ("sliding, stride 8", "valid of books", 2),
-        ("sliding, stride 4", "valid of books", 1),
+        ("last_token, 4 tokens", "valid of books, targets abc", 2),
+        ("last_token, 4 tokens", "valid of books, targets def", 1),
+        ("last_token, 4 tokens", "valid of news, targets abc", 1),
+        ("last_token, 4 tokens", "train of books, targets abc", 1),
+        ("last_token, 3 tokens", "valid of books, targets abc", 1),
+        ("blocks", "valid of books, targets abc", 2),
+        ("sliding, stride 8", "valid of books, targets abc", 2),
+        ("sliding, stride 4", "valid of books, targets abc", 1),
     }
-    assert len({name for name, *_ in names}) == len(names) == 7
+    assert len({name for name, *_ in names}) == len(names) == 8
     metrics = [record.metric for one in found for record in one.records() if record.run == "b-1"]
     assert len(metrics) == len(set(metrics))
 
@@ -198,6 +202,24 @@ def test_seeds_that_are_too_few_or_not_shared_are_told(tmp_path: Path) -> None:
         "- c: no test of eval_loss: no seed is in both",
     ]
     assert all(one.test.p is None for one in found)
+
+
+def test_scores_by_token_over_other_targets_are_not_tested_but_those_by_text_are(
+    tmp_path: Path,
+) -> None:
+    scores = {"eval_loss": 5.0, "eval_bits_per_byte": 2.0, "eval_word_perplexity": 90.0}
+    for variant, targets in (("a", 500.0), ("b", 400.0), ("c", 500.0)):
+        for seed in (1, 2):
+            more = {name: value + len(variant) * seed for name, value in scores.items()}
+            given = {**more, "eval_targets": targets, "train_tokens": 9.0 + seed}
+            logged(tmp_path / f"{variant}-{seed}", variant, seed, task="clm", scores=given)
+    (item,) = tables([summary(path) for path in find_folders([f"{tmp_path}/*"])])
+    found = seed_tests(item, next(row for row in item.rows if row.variant == "a"))
+    tested = {name: {one.metric for one in found if one.variant == name} for name in "bc"}
+    assert scores.keys() <= tested["c"]
+    assert tested["b"] == tested["c"] - {"eval_loss"}
+    told = causal_markdown.other_targets(item)[0]
+    assert "a 500, b 400, c 500. With other pieces or masks" in told
 
 
 def test_a_report_of_other_models_has_tests_over_seeds_where_it_is_asked_for_them(

@@ -78,6 +78,7 @@ def test_seeds_and_starts_make_no_variant_of_their_own() -> None:
         ({"settings": ["variant=x"], "vary": {"optim.eps": [1e-6]}},
          "settings: variant: is made of vary.optim.eps"),
         ({"cell": 2, "table": True}, "table: does nothing beside `cell` or `dry_run`"),
+        ({"name": "full-2"}, "name = full-2: is a cell's too, whose folder it would share"),
         ({"pipeline": "translate"}, "pipeline"),
     ],
     ids=str,
@@ -90,6 +91,22 @@ def test_what_is_no_suite_is_one_line(changes: dict[str, Any], words: str) -> No
 def test_settings_of_every_cell_are_checked_before_any_runs() -> None:
     with pytest.raises(UserError, match=r"cell full-2-1: .*optim.lerning_rate"):
         made(vary={"optim.lerning_rate": [2], "seed": [1]}).check_cells()
+
+
+def test_two_cells_that_a_table_would_take_for_one_run_are_refused(tmp_path: Path) -> None:
+    twin = tmp_path / "twin.yaml"
+    twin.write_text(json.dumps({"base": GIVEN["configs"][0], "optim": {"eps": 1e-6}}))
+    with pytest.raises(UserError, match="cells full-1 and twin-1: both are variant full, seed 1"):
+        made(configs=[GIVEN["configs"][0], str(twin)]).check_cells()
+    twin.write_text(json.dumps({"base": GIVEN["configs"][0], "data": {"length": 60}}))
+    made(configs=[GIVEN["configs"][0], str(twin)]).check_cells()  # on other data: another table
+
+
+def test_a_baseline_that_no_cell_is_is_told_before_any_runs() -> None:
+    with pytest.raises(UserError, match=r"baseline = ful: neither .* \(did you mean 'full'"):
+        made(baseline="ful").check_cells()
+    for name in ("full", "full-2"):
+        made(baseline=name).check_cells()
 
 
 def test_settings_beside_those_that_vary_are_each_cells() -> None:
@@ -193,8 +210,8 @@ def test_a_baseline_of_the_suite_is_that_of_its_table(
     assert "### Paired tests over seeds against full" in report
     # nothing differs from seed to seed
     assert "- band6_tied: no test of eval_loss: all differences are equal" in report
-    assert start(tmp_path, "baseline=ful") == 1
-    assert "baseline = ful: neither a finished run nor its variant" in capfd.readouterr().err
+    assert start(tmp_path, "baseline=ful") == 2
+    assert "baseline = ful: neither a cell nor its variant" in capfd.readouterr().err
 
 
 def test_a_suite_killed_in_a_training_ends_with_the_table_of_one_that_was_not(

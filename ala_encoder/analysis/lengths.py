@@ -119,7 +119,7 @@ class LengthTable:
     name: str
     """`last_token`, or `last_token-2` of the second such table."""
     about: str
-    """Split and data."""
+    """Split, data and a digest of which tokens were predicted."""
     targets: int
     runs: tuple[ByLength, ...]
 
@@ -155,7 +155,9 @@ class LengthTable:
 
 
 def length_tables(runs: Sequence[RunSummary]) -> tuple[list[LengthTable], list[str]]:
-    """Return the tables of what runs were scored at several lengths, and what is in none and why.
+    """Return the tables of what runs were scored by protocols, and what is in none and why.
+
+    Blocks of the length that a run was trained on are what every run is scored on: no table.
 
     Raises UserError for a file that cannot be read.
     """
@@ -176,11 +178,21 @@ def length_tables(runs: Sequence[RunSummary]) -> tuple[list[LengthTable], list[s
             groups.setdefault(key, []).append((run, losses))
     tables: list[LengthTable] = []
     for key, some in sorted(groups.items(), key=lambda group: _order(group[0])):
-        if len({length for _, losses in some for length in losses}) > 1:
+        if not _is_plain(key, some):
             number = sum(table.name.partition("-")[0] == key.protocol for table in tables)
             name = key.protocol + (f"-{number + 1}" if number else "")
             tables.append(_table(key, name, some))
     return tables, left_out
+
+
+def _is_plain(
+    key: _Key, some: Sequence[tuple[RunSummary, Mapping[int, NDArray[np.float32]]]]
+) -> bool:
+    """Tell whether it is all as in training: blocks of each run's own length and no other."""
+    return key.protocol == "blocks" and all(
+        [str(length) for length in losses] == [run.settings.get("data.length")]
+        for run, losses in some
+    )
 
 
 def _unfit(record: Mapping[str, Any], arrays: Path) -> str | None:
@@ -221,7 +233,7 @@ def _table(
     return LengthTable(
         protocol=f"{key.protocol}{stride}{tokens}",
         name=name,
-        about=f"{key.split} of {key.data}",
+        about=f"{key.split} of {key.data}, targets {key.targets[:8]}",
         targets=len(next(iter(some[0][1].values()))),
         runs=tuple(_by_length(run, losses) for run, losses in some),
     )

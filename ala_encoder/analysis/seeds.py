@@ -40,9 +40,12 @@ def points_of(records: Mapping[Path, Sequence[Record]]) -> Points:
 # ---------------------------------------------------------------------------------------------
 
 
+LANGUAGE_MODELS = ("mlm", "clm", "denoise")
+
+
 def is_tested_over_seeds(task: str) -> bool:
     """Tell whether runs are language models or of GLUE; translations are tested by their texts."""
-    return task in ("mlm", "clm", "denoise", *TASKS)
+    return task in (*LANGUAGE_MODELS, *TASKS)
 
 
 @dataclass(frozen=True)
@@ -88,16 +91,17 @@ def check_baseline(items: Sequence[Table], baseline: str) -> None:
 def seed_tests(item: Table, base: Row) -> list[SeedTest]:
     """Return the paired tests of every other row against one, a score at a time.
 
-    A score that a floor gives, such as eval_unigram_loss, is not tested, nor is what was taken at
-    another training length (`trained_at`).
+    A score that a floor gives, such as eval_unigram_loss, is not tested, nor is what does not
+    compare: eval_* of another training length (`trained_at`), and scores by token over other
+    targets (`targets_of`).
     """
     found = []
     for row in item.rows:
         if row is base:
             continue
-        is_apart = item.task == "clm" and len(trained_at(row) | trained_at(base)) > 1
+        apart = _apart(item.task, row, base)
         for metric in item.metrics:
-            if is_apart and metric.startswith("eval_"):
+            if apart is not None and metric.startswith("eval_") and metric not in apart:
                 continue
             own, other = _by_seed(row, metric), _by_seed(base, metric)
             if own and other and not metric.endswith("unigram_loss"):
@@ -115,6 +119,27 @@ def trained_at(row: Row) -> set[str]:
     """
     told = {run.settings.get("data.length") for run in row.runs}
     return {length for length in told if length is not None}
+
+
+def targets_of(row: Row) -> set[int]:
+    """Return over how many targets a row's eval_* scores were taken, one number where all agree.
+
+    Of one held-out text they differ with the tokenizer, or with a masked model's length: a score by
+    token is then of other things. Those by byte and by word are of the same text.
+    """
+    return {run.counts["eval"] for run in row.runs if "eval" in run.counts}
+
+
+_BY_TEXT = ("eval_bits_per_byte", "eval_word_perplexity")
+
+
+def _apart(task: str, row: Row, base: Row) -> tuple[str, ...] | None:
+    """Return None where all scores of two rows compare, else those eval_* that do."""
+    if task not in LANGUAGE_MODELS:
+        return None
+    if task == "clm" and len(trained_at(row) | trained_at(base)) > 1:
+        return ()
+    return _BY_TEXT if len(targets_of(row) | targets_of(base)) > 1 else None
 
 
 def _by_seed(row: Row, metric: str) -> dict[int, float]:

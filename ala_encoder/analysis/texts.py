@@ -74,6 +74,14 @@ class Text:
         for start in range(0, len(ids), size):
             yield masked.collate(ids[start : start + size], FIXED_EPOCH)
 
+    def check(self, kind: str, longest: int, num: int) -> None:
+        """Raise UserError where `batches` or, up to `longest`, `field` would for a model's kind."""
+        if kind == "causal_lm":
+            blocks(self.tokens, self.data.length, 1)
+            causal_segments(self.tokens, longest, num, longest)
+        else:
+            masked_segments(self.tokens, longest, num, longest, self.tokenizer)
+
     def field(
         self, model: nn.Module, length: int, longest: int, num: int, size: int
     ) -> ReceptiveField:

@@ -47,6 +47,10 @@ class AnalyzeRun(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> AnalyzeRun:
+        for name in ("lengths", "export"):
+            some = list(map(str, getattr(self, name)))
+            if len(set(some)) < len(some):
+                raise UserError(f"{name} = [{', '.join(some)}]: one of them is there twice")
         if self.path is not None and self.files:
             raise UserError("path and files: both say what is read, give one")
         if self.files and self.split != "valid":

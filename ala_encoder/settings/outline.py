@@ -6,6 +6,7 @@ are chosen by a `kind` or stand in a list. Not for: checking values (`loader`).
 
 from __future__ import annotations
 
+import json
 import textwrap
 import types
 import typing
@@ -97,13 +98,15 @@ def _row(depth: int, path: str, default: str, about: str) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    value = field.default
+    value = field.get_default(call_default_factory=True, validated_data={})
     if field.is_required():
         return "required"
     if isinstance(value, BaseModel):
         return ""
     if value is None or isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return json.dumps(value).replace('"', "")
     if isinstance(value, tuple):
         return f"[{', '.join(map(str, value))}]"
     return str(value)

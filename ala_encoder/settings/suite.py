@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ala_encoder.errors import UserError
+from ala_encoder.errors import UserError, nearest
 from ala_encoder.settings.base import NonNegativeInt, Section
 from ala_encoder.settings.experiment import FinetuneRun, Name, PretrainRun, TrainingRun
 from ala_encoder.settings.loader import load
@@ -26,6 +26,10 @@ PIPELINES: dict[str, type[TrainingRun]] = {
 
 _SAME = ("seed", "init")
 """What does not make another variant: a table has both."""
+
+
+_TABLE = ("init", "objective", "data", "task")
+"""What puts runs of one variant and seed into different rows or tables."""
 
 
 class Cell(Section):
@@ -74,6 +78,8 @@ class SuiteRun(Section):
         fixed = {"output", "name", "variant"} & self.vary.keys()
         if fixed:
             raise UserError(f"vary.{min(fixed)}: is the suite's own, name another setting")
+        if any(cell.name == self.name for cell in self.cells):
+            raise UserError(f"name = {self.name}: is a cell's too, whose folder it would share")
         number = len(self.cells)
         if self.cell is not None and self.cell >= number:
             raise UserError(f"cell = {self.cell}: there are 0 … {number - 1}")
@@ -128,9 +134,24 @@ class SuiteRun(Section):
         return tuple(found)
 
     def check_cells(self) -> None:
-        """Raise UserError for a cell whose settings do not fit together."""
+        """Raise UserError for a cell whose settings do not fit together, for two that would be one
+        run of the table, and for a baseline that none is."""
+        known: dict[str, str] = {}
+        names = set[str]()
         for cell in self.cells:
-            self.loaded(cell)
+            run = self.loaded(cell)
+            names |= {cell.name, run.variant or ""}  # "": that of an export not yet made
+            told = run.model_dump(mode="json", include={"variant", "seed", *_TABLE})
+            other = known.setdefault(json.dumps(told, sort_keys=True), cell.name)
+            if other != cell.name:
+                raise UserError(
+                    f"cells {other} and {cell.name}: both are variant {run.variant}, seed "
+                    f"{run.seed}, and one would be left out of the table: give a config another "
+                    "`variant`"
+                )
+        if self.baseline is not None and "" not in names and self.baseline not in names:
+            near = nearest(self.baseline, sorted(names))
+            raise UserError(f"baseline = {self.baseline}: neither a cell nor its variant{near}")
 
     def loaded(self, cell: Cell) -> TrainingRun:
         """Return a cell's settings; raises UserError where they do not fit together."""
