@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, os.path.dirname(sys.path[0]))  # the checkout's code, whatever is installed
+
 from ala_encoder import engine, ranks, signals, slurm
 from ala_encoder.command import leave
 from ala_encoder.errors import UserError
@@ -62,20 +64,24 @@ def _write(folder: Path) -> None:
 
 def _signal() -> None:
     """Have every rank told as at the end of the time, and see whether all are."""
+    # Slurm's own may come at any time: the lead that was asked for may be longer than this job.
+    own = os.environ.get("ALA_SIGNAL", "USR1@0").partition("@")[0]
+    number = signal.SIGUSR2 if own == "USR1" else signal.SIGUSR1
+    name = number.name.removeprefix("SIG")
     ranks.barrier()
     began = time.perf_counter()
     if ranks.is_main():
         step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
         # It is a process of the step too, and would die of what it sends.
-        command = ["scancel", "--signal=USR1", step]
+        command = ["scancel", f"--signal={name}", step]
         subprocess.run(command, check=True, preexec_fn=signals.ignore)
-    while signal.SIGUSR1.name not in signals.received() and time.perf_counter() - began < 30:
+    while number.name not in signals.received() and time.perf_counter() - began < 30:
         time.sleep(0.01)
     waited = ranks.gather(time.perf_counter() - began)
     deaf = [number for number, seconds in enumerate(waited) if seconds >= 30]
     if deaf:
-        raise UserError(f"USR1 came to all ranks but {deaf}: a run would not be saved in time")
-    ranks.say(f"USR1 came to all ranks within {max(waited):.2f} s")
+        raise UserError(f"{name} came to all ranks but {deaf}: a run would not be saved in time")
+    ranks.say(f"{name} came to all ranks within {max(waited):.2f} s")
 
 
 if __name__ == "__main__":

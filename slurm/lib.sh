@@ -19,6 +19,7 @@
 
 set -uo pipefail
 readonly ALA_SAVED=85
+export SLURM_EXPORT_ENV=ALL  # what is entered here is srun's too, whatever `sbatch --export` said
 ALA_CONTAINER=${ALA_CONTAINER:-}
 
 ala_fail() { echo "error: $*" >&2; exit 2; }
@@ -90,6 +91,7 @@ ala_nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null || pytho
 ala_ranks() {
   local gpus
   [ -n "${SLURM_JOB_ID:-}" ] || ala_fail "no Slurm job: submit this with sbatch; without Slurm: docs/cluster.md"
+  ala_own
   mapfile -t nodes < <(ala_nodes)
   [ -n "${nodes[0]:-}" ] || ala_fail "SLURM_JOB_NODELIST = ${SLURM_JOB_NODELIST:-}: neither scontrol nor python here can tell its nodes"
   gpus=${SLURM_GPUS_ON_NODE:-0}
@@ -104,9 +106,23 @@ ala_ranks() {
   echo "nodes ${nodes[*]}; ranks $((tasks_per_node * ${#nodes[@]})), $tasks_per_node a node; port $MASTER_PORT; job $(ala_job), start $((${SLURM_RESTART_COUNT:-0} + 1))"
 }
 
+# What Slurm says of this job, in place of variables that sbatch may have handed on from another job: an
+# array's, or a start's number. Without scontrol they are believed.
+ala_own() {
+  local told
+  told=$(ala_scontrol show job "$SLURM_JOB_ID" -o 2>/dev/null) || return 0
+  # The number of an array is that of one of its elements too, so of several this one's line is looked for.
+  told=$(grep -E "(^| )JobId=$SLURM_JOB_ID( |$)" <<< "$told")
+  [ -n "$told" ] || return 0
+  unset SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_RESTART_COUNT
+  if [[ $told =~ ArrayJobId=([0-9]+) ]]; then export SLURM_ARRAY_JOB_ID=${BASH_REMATCH[1]}; fi
+  if [[ $told =~ ArrayTaskId=([0-9]+)' ' ]]; then export SLURM_ARRAY_TASK_ID=${BASH_REMATCH[1]}; fi
+  if [[ $told =~ Restarts=([1-9][0-9]*) ]]; then export SLURM_RESTART_COUNT=${BASH_REMATCH[1]}; fi
+}
+
 # The one spelling by which this job is requeued: of an array, this element alone.
 ala_job() {
-  if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then echo "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"; else echo "$SLURM_JOB_ID"; fi
+  if [ -n "${SLURM_ARRAY_JOB_ID:-}" ] && [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then echo "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"; else echo "$SLURM_JOB_ID"; fi
 }
 
 # Environment, container, ranks: sets tasks_per_node, cores, nodes, srun_words and in_container.
@@ -119,18 +135,37 @@ ala_prepare() {
   srun_words+=(--kill-on-bad-exit=1 --wait=0)
 }
 
+# Words in front of a command that a signal before the end of the time shall not end.
+readonly ala_ignoring=(bash -c 'trap "" USR1 USR2; exec "$@"' -)
+
+# ala_hand NAME: a signal to this shell alone (scancel --batch, --signal=B:) is handed to the ranks, the one
+# step: the number of the job may be that of its whole array, and its other spelling makes scancel try for
+# long. Ranks that are about to start have no step yet, so it is tried again.
+ala_hand() {
+  again=1 early=$1
+  [ -n "$ranks" ] || return 0
+  (
+    trap '' USR1 USR2 TERM
+    while kill -0 "$ranks" 2>/dev/null; do
+      if scancel --signal="$1" "$SLURM_JOB_ID.0" 2>/dev/null; then break; fi
+      sleep 1
+    done
+  ) &
+}
+
 # ala_run PIPELINE WORD...: run it on all ranks, then requeue where it was stopped by a signal.
 ala_run() {
   [ "${2:-}" != --help ] || ala_help
-  local code again=1
-  # A signal to this shell alone (scancel --batch, --signal=B:) is handed to the ranks, the one step: the
-  # number of the job may be that of its whole array, and its other spelling makes scancel try for long.
-  trap 'again=1; scancel --signal=USR1 "$SLURM_JOB_ID.0"' USR1
-  trap 'again=1; scancel --signal=USR2 "$SLURM_JOB_ID.0"' USR2
-  trap 'again=1; scancel --signal=TERM "$SLURM_JOB_ID.0"' TERM
+  local code again=1 early='' ranks='' pipeline=$1
+  # What has nothing to save goes on to its end.
+  if [ "$pipeline" = evaluate ]; then trap '' USR1 USR2; else trap 'ala_hand USR1' USR1; trap 'ala_hand USR2' USR2; fi
+  trap 'ala_hand TERM' TERM
+  [[ ${ALA_TIME_OUTS:-3} =~ ^[0-9]+$ ]] || ala_fail "ALA_TIME_OUTS = $ALA_TIME_OUTS: allowed are whole numbers"
   ala_signal "$0"; ala_prepare
   case ${ALA_LAUNCHER:-srun} in
-    srun) set -- srun --ntasks-per-node="$tasks_per_node" --cpus-per-task="$cores" "${srun_words[@]}" "${in_container[@]}" python slurm/rank.py "$@" ;;
+    srun)
+      [ "$pipeline" != evaluate ] || in_container=("${ala_ignoring[@]}" "${in_container[@]}")
+      set -- srun --ntasks-per-node="$tasks_per_node" --cpus-per-task="$cores" "${srun_words[@]}" "${in_container[@]}" python slurm/rank.py "$@" ;;
     deepspeed) set -- srun --ntasks-per-node=1 --ntasks="${#nodes[@]}" --cpus-per-task="$((tasks_per_node * cores))" "${srun_words[@]}" "${in_container[@]}" bash slurm/node.sh "$@" ;;
     deepspeed-slurm)
       [ -z "$ALA_CONTAINER" ] || ala_fail "ALA_LAUNCHER = deepspeed-slurm: calls srun by itself, not with ALA_CONTAINER = $ALA_CONTAINER; use srun or deepspeed"
@@ -139,10 +174,15 @@ ala_run() {
         --launcher_args "--ntasks-per-node=$tasks_per_node --cpus-per-task=$cores ${srun_words[*]}" slurm/rank.py "$@" ;;
     *) ala_fail "ALA_LAUNCHER = $ALA_LAUNCHER: allowed are srun, deepspeed, deepspeed-slurm" ;;
   esac
+  if [ "$early" ]; then
+    echo "SIG$early came before the ranks: this start has done nothing"
+    ala_requeue
+  fi
   # In the background: a trap of bash runs only between commands, and `wait` is one that a signal ends,
   # with a code of its own. The ranks' is still there for another `wait` if they end while a trap runs.
   "$@" &
-  local ranks=$!
+  ranks=$!
+  [ -z "$early" ] || ala_hand "$early"
   while [ "$again" ]; do again=; wait "$ranks"; code=$?; done
   [ "$code" != "$ALA_SAVED" ] || ala_requeue
   rm -f ".cache/time_outs/$(ala_job)"

@@ -17,7 +17,9 @@ hand_on() {
   while kill -0 "$launcher" 2>/dev/null; do pkill -"$1" --session "$launcher" -f -- "-m pipelines\."; sleep 2; done &
   handing=$!
 }
-for name in USR1 USR2 TERM; do
+names=(USR1 USR2 TERM)
+[ "$1" != evaluate ] || names=(TERM)  # what has nothing to save goes on to its end
+for name in "${names[@]}"; do
   # shellcheck disable=SC2064  # the name is meant as it is now
   trap "again=1; hand_on $name" "$name"
 done

@@ -7,7 +7,10 @@ the job scripts.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+
+sys.path.insert(0, os.path.dirname(sys.path[0]))  # the checkout's code, whatever is installed
 
 from ala_encoder import signals
 from ala_encoder.errors import UserError
@@ -20,6 +23,9 @@ def main(words: list[str]) -> None:
     """Answer, or run one pipeline as one rank."""
     if words[:1] and words[0] in SAVES:
         signals.hold()  # before what takes its time to be imported
+    else:  # what has nothing to save goes on to its end
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
     from ala_encoder import slurm
 
     if words[:1] == ["nodes"] and len(words) == 2:

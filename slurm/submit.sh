@@ -15,7 +15,9 @@ shift 2
 while [ $# -gt 0 ]; do
   case $1 in
     --go) go=1 ;;
-    --at-once) at_once=%${2:?--at-once: how many cells at a time}; shift ;;
+    --at-once)
+      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || { echo "error: --at-once ${2:-}: needs how many cells run at a time, 1 or more" >&2; exit 2; }
+      at_once=%$2; shift ;;
     --) shift; words=("$@"); break ;;
     *) echo "error: $1: allowed are --go, --at-once N and -- WORD…; see --help" >&2; exit 2 ;;
   esac
@@ -32,11 +34,18 @@ cells=$(PYTHONPATH=. python slurm/stages.py "$pretrain" "$suite" "${words[@]}")
 read -r -a extra <<< "${ALA_SBATCH_EXTRA:-}"
 case " ${extra[*]}" in *' --signal'*) echo "error: ALA_SBATCH_EXTRA: has --signal, of which the ranks would not know; set SBATCH_SIGNAL=KIND@SECONDS" >&2; exit 2 ;; esac
 
+ids=''
 job() { # NAME WORD...: submit, or show, and leave the id in $id
   local name=$1; shift
   echo "$name: sbatch ${extra[*]} $*"
   id="<$name>"
-  if [ -n "$go" ]; then id=$(sbatch --parsable --kill-on-invalid-dep=yes "${extra[@]}" "$@"); echo "$name: job $id"; fi
+  [ -n "$go" ] || return 0
+  if ! id=$(sbatch --parsable --kill-on-invalid-dep=yes "${extra[@]}" "$@"); then
+    echo "error: $name was not submitted (above)${ids:+; jobs$ids were: \`scancel$ids\` takes them back}" >&2
+    exit 1
+  fi
+  id=${id%%;*} ids+=" $id"  # with --clusters: ID;CLUSTER
+  echo "$name: job $id"
 }
 job pretrain slurm/pretrain.sbatch "$pretrain" "${words[@]}"
 job cells --dependency=afterok:"$id" --array="0-$((cells - 1))$at_once" slurm/suite.sbatch "$suite"
