@@ -22,7 +22,7 @@ import torch
 from ala_encoder import ranks
 from ala_encoder.engine import Engine, read_data
 from ala_encoder.errors import UserError
-from ala_encoder.files import read_json, write_json
+from ala_encoder.files import read_json, write_json, writing
 
 _NAME = re.compile(r"step_(\d+)")
 
@@ -31,6 +31,7 @@ def save(engine: Engine, folder: Path, step: int, state: dict[str, Any]) -> Path
     """Write a checkpoint of all ranks and return its folder; call it on all ranks.
 
     state: whatever the loop needs besides weights, optimizer and random state, as plain JSON.
+    Raises UserError on a rank that cannot write its part; earlier checkpoints are as they were.
     """
     final = folder / f"step_{step:07d}"
     word = uuid.uuid4().hex[:8]
@@ -42,8 +43,13 @@ def save(engine: Engine, folder: Path, step: int, state: dict[str, Any]) -> Path
         if final.exists():  # damaged: the run fell back to an older one and came here again
             os.replace(final, folder / f"{final.name}.tmp-old-{word}")
     ranks.barrier()
-    engine.save(aside)
-    torch.save(engine.random_state(), aside / f"random_{ranks.rank():05d}.pt")
+    try:
+        with writing(final):
+            engine.save(aside)
+            torch.save(engine.random_state(), aside / f"random_{ranks.rank():05d}.pt")
+    except UserError:
+        shutil.rmtree(aside, ignore_errors=True)  # the log needs room to tell of it
+        raise
     ranks.barrier()
     if ranks.local_rank() == 0:
         _sync(aside)

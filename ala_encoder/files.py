@@ -20,8 +20,34 @@ from typing import Any
 from ala_encoder.errors import UserError, reason, shown
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise UserError, with the path, for what the system refuses to write, as on a full disk.
+
+    Its own errors mostly lack the path, and torch and safetensors have others for it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, OSError) and not any(word in str(error) for word in _REFUSED):
+            raise
+        raise UserError(f"{path}: cannot be written: {reason(error)}") from error
+
+
+_REFUSED = ("os error", "inline_container")
+"""In what safetensors and torch say of a file that could not be written."""
+
+
 def write_aside(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary neighbour of `path`, sync it and rename it into place."""
+    """Call `write` on a temporary neighbour of `path`, sync it and rename it into place.
+
+    Raises UserError when that cannot be written.
+    """
+    with writing(path):
+        _write_aside(path, write)
+
+
+def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
@@ -120,7 +146,7 @@ def folder_aside(folder: Path) -> Iterator[Path]:
     `folder` may be missing or empty. After an error nothing is left. Raises UserError, naming
     `folder`, for an OSError inside.
     """
-    try:
+    with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{folder.name}.", suffix=".aside", dir=folder.parent
@@ -129,8 +155,6 @@ def folder_aside(folder: Path) -> Iterator[Path]:
             aside.mkdir()
             yield aside
             os.replace(aside, folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {reason(error)}") from None
 
 
 def remove_leftovers(folder: Path) -> None:

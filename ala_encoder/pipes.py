@@ -80,7 +80,4 @@ def _to_file(path: Path, work: Callable[[Put], None]) -> None:
         with (gzip.open if path.suffix == ".gz" else open)(aside, "wb") as file:
             work(file.write)
 
-    try:
-        write_aside(path, write)
-    except OSError as error:
-        raise UserError(f"output = {path}: cannot be written: {reason(error)}") from None
+    write_aside(path, write)

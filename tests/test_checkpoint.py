@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -61,6 +63,22 @@ def test_a_checkpoint_lists_its_files_with_sizes(job: Loop, tmp_path: Path) -> N
     assert names(tmp_path / "c") == ["step_0000100"]
 
 
+def test_a_disk_that_is_full_is_one_line_and_leaves_the_older_one_newest(
+    job: Loop, tmp_path: Path
+) -> None:
+    """What torch says of it does not name the file, nor that there is no room."""
+    (older,) = save(job, tmp_path, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(UserError, match=rf"^{tmp_path}/step_0000002: cannot be written: "):
+            save(job, tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert checkpoint.newest(tmp_path) == older
+    assert "step_0000002" not in " ".join(names(tmp_path))
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_an_exception_inside_the_save_leaves_the_older_one_newest(
     moment: str, job: Loop, tmp_path: Path
@@ -72,11 +90,12 @@ def test_an_exception_inside_the_save_leaves_the_older_one_newest(
     def failing(path: Path) -> None:
         if moment == "after":
             write(path)
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     job.engine.save = failing  # type: ignore[method-assign,assignment]
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(UserError, match=r"step_0000002: cannot be written: No space left"):
         save(job, folder, 2)
+    assert names(folder) == ["step_0000001"]
     assert checkpoint.newest(folder) == older
     assert list(checkpoint.steps(folder)) == [1]
     job.engine.save = write  # type: ignore[method-assign]

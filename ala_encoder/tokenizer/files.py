@@ -192,12 +192,10 @@ def as_json(content: object) -> bytes:
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Write files into a folder; raises UserError when it cannot be written."""
-    try:
+    with files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             (folder / name).write_bytes(content)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot save the tokenizer here: {reason(error)}") from None
 
 
 def guarded(place: str, call: Callable[[], _Made]) -> _Made:
