@@ -28,12 +28,13 @@ ala_fail() { echo "error: $*" >&2; exit 2; }
 ala_help() { sed -n '2,/^[^#]/{/^#SBATCH/d;s/^# \{0,1\}//p}' "$0"; exit 0; }
 
 ala_enter() {
-  local word words=${ALA_ENV:-}
-  [ -n "$words$ALA_CONTAINER" ] || words=.venv
+  local word words
+  read -r -d '' -a words <<< "${ALA_ENV:-}" || true
+  [ -n "${words[*]}$ALA_CONTAINER" ] || words=(.venv)
   ALA_HOME=${ALA_HOME:-${SLURM_SUBMIT_DIR:-$PWD}}
   cd "$ALA_HOME" || ala_fail "ALA_HOME = $ALA_HOME: no such folder"
   set +u  # what modules and environments run may read what is not set
-  for word in $words; do
+  for word in "${words[@]}"; do
     case $word in
       module:*) module load "${word#module:}" || ala_fail "ALA_ENV: module load ${word#module:} failed" ;;
       conda:*)
@@ -162,6 +163,11 @@ ala_run() {
   trap 'ala_hand TERM' TERM
   [[ ${ALA_TIME_OUTS:-3} =~ ^[0-9]+$ ]] || ala_fail "ALA_TIME_OUTS = $ALA_TIME_OUTS: allowed are whole numbers"
   ala_signal "$0"; ala_prepare
+  if [ "$pipeline" = suite ]; then
+    [ -n "${SLURM_ARRAY_TASK_ID:-}" ] || ala_fail "no array: sbatch --array=0-N slurm/suite.sbatch SUITE.yaml"
+    case " $*" in *' cell='*) ala_fail "cell: is the number of the array's element, --array=N trains cell N" ;; esac
+    set -- "$@" cell="$SLURM_ARRAY_TASK_ID"
+  fi
   case ${ALA_LAUNCHER:-srun} in
     srun)
       [ "$pipeline" != evaluate ] || in_container=("${ala_ignoring[@]}" "${in_container[@]}")
@@ -245,3 +251,5 @@ ala_requeue() {
   echo "all is saved, but job $job cannot be requeued (above): submit the same command again to go on"
   exit "$ALA_SAVED"
 }
+
+[ "${BASH_SOURCE[0]}" != "$0" ] || ala_help

@@ -4,6 +4,7 @@
 # Ranks that are still starting ignore them, as this shell now does, so they are handed on again and
 # again: further ones change nothing.
 set -uo pipefail
+if [ "${1:---help}" = --help ]; then sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0; fi
 hostfile=$(mktemp) handing='' again=1
 trap 'rm -f "$hostfile"; [ -z "$handing" ] || kill "$handing" 2>/dev/null' EXIT
 trap '' USR1 USR2 TERM

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = sorted((ROOT / "slurm").glob("*.sbatch"))
-SCRIPTS = [*JOBS, *(ROOT / "slurm" / name for name in ("submit.sh", "doctor.sh"))]
+SCRIPTS = [*JOBS, *sorted((ROOT / "slurm").glob("*.sh"))]
 
 
 def _module(path: Path) -> Any:
@@ -36,9 +36,9 @@ def test_every_script_tells_how_it_is_used(script: Path) -> None:
     told = subprocess.run(
         ["bash", script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert script.name in told
+    assert script.name in told or script.stem in ("lib", "node")  # which nobody starts
     assert "#SBATCH" not in told
-    assert told.count("\n") < 15
+    assert 2 < told.count("\n") < 25
 
 
 @pytest.mark.parametrize("script", JOBS, ids=lambda path: path.name)
@@ -55,7 +55,7 @@ def test_g08_g10_scripts_signal_the_ranks_append_their_log_and_may_be_requeued(
 
 def test_scripts_are_clean() -> None:
     shellcheck = shutil.which("shellcheck")
-    files = [*SCRIPTS, *(ROOT / "slurm").glob("*.sh"), *(ROOT / "tests" / "slurm").glob("*.sh")]
+    files = [*SCRIPTS, *(ROOT / "tests" / "slurm").glob("*.sh")]
     files.append(ROOT / ".ci" / "run")
     for path in files:
         subprocess.run(["bash", "-n", path], check=True)
@@ -185,6 +185,43 @@ def test_the_code_of_ranks_that_end_while_the_signal_is_handed_on_is_kept(tmp_pa
     assert "all is saved; not requeued, Slurm says CANCELLED" in said
 
 
+def test_a_signal_before_there_are_ranks_starts_none(tmp_path: Path) -> None:
+    """As one that comes while an environment is entered."""
+    commands = stand_ins(
+        tmp_path, srun="touch started",
+        scontrol='case "$2" in hostnames) touch there; sleep 2; echo n1 ;; '
+        "job) echo JobState=CANCELLED ;; esac",
+    )  # fmt: skip
+    script = tmp_path / "slurm" / "pretrain.sbatch"
+    code, said = signalled(["bash", str(script), "c.yaml"], commands, tmp_path)
+    assert code == 85, said
+    assert "SIGUSR1 came before the ranks: this start has done nothing" in said
+    assert not (tmp_path / "started").exists()
+
+
+def test_ranks_whose_step_slurm_does_not_know_yet_are_told_when_it_does(tmp_path: Path) -> None:
+    commands = stand_ins(
+        tmp_path, srun=f"echo $$ > ranks; {SAVING}",
+        scancel=f"if [ ! -e tried ]; then touch tried; exit 1; fi; {SLOW}",
+        scontrol='case "$2" in hostnames) echo n1 ;; job) echo JobState=CANCELLED ;; esac',
+    )  # fmt: skip
+    script = tmp_path / "slurm" / "pretrain.sbatch"
+    code, said = signalled(["bash", str(script), "c.yaml"], commands, tmp_path)
+    assert code == 85, said
+
+
+def test_what_has_nothing_to_save_goes_on_to_its_end(tmp_path: Path) -> None:
+    """Its ranks too: a signal to all of a job reaches whatever is about to become one."""
+    commands = stand_ins(
+        tmp_path, scontrol='[ "$2" != hostnames ] || echo n1',
+        srun='while [ "$1" != bash ]; do shift; done; exec "${@:1:4}" bash -c "'
+        'touch there; for i in 1 2 3 4; do sleep .3; done; kill -USR1 \\$\\$; echo to its end"',
+    )  # fmt: skip
+    script = tmp_path / "slurm" / "evaluate.sbatch"
+    code, said = signalled(["bash", str(script), "runs/x"], commands, tmp_path)
+    assert (code, "to its end" in said) == (0, True), said
+
+
 NODE = """
 import os, signal, sys
 def save(*_):
@@ -250,9 +287,9 @@ env | grep -E '^(PATH|MASTER_|ALA_SIGNAL|ALA_TASKS|ALA_JOB)'
 
 
 def started(
-    folder: Path, *words: str, script: str = "pretrain.sbatch", **environ: str
+    folder: Path, *words: str, script: str = "pretrain.sbatch", told: str = "", **environ: str
 ) -> tuple[int, list[str], str]:
-    """Start a job script with stand-ins.
+    """Start a job script with stand-ins; `told` is what scontrol says of the job.
 
     Returns its exit code, srun's words and environment, and standard error.
     """
@@ -261,7 +298,7 @@ def started(
     scripts = {
         "srun": SHOW,
         "deepspeed": f"echo deepspeed; {SHOW}",
-        "scontrol": 'if [ "$2" = hostnames ]; then echo n1; echo n2; fi',
+        "scontrol": f'if [ "$2" = hostnames ]; then echo n1; echo n2; else echo "{told}"; fi',
         "apptainer": "exit 1",
         "conda": "echo 'conda() { echo \"conda $*\"; }'",
     }
@@ -290,6 +327,41 @@ def test_g12_srun_gets_ranks_and_cores_and_the_first_line_names_them(tmp_path: P
         "python", "slurm/rank.py", "pretrain", "c.yaml", "optim.learning_rate=2e-4",
     ]  # fmt: skip
     assert {"MASTER_ADDR=n1", "ALA_JOB_TOKEN=78.0", "ALA_SIGNAL=USR1@300"} <= set(lines)
+
+
+@pytest.mark.parametrize(
+    ("told", "job"),
+    [
+        ("JobId=78 JobName=a Requeue=1 Restarts=0", "job 78, start 1"),
+        ("JobId=78 JobName=a Requeue=1 Restarts=4", "job 78, start 5"),
+        (
+            "JobId=79 ArrayJobId=78 ArrayTaskId=3 JobName=a Restarts=6\n"
+            "JobId=78 ArrayJobId=78 ArrayTaskId=9 JobName=a Restarts=0",
+            "job 78_9, start 1",
+        ),
+        ("", "job 5_2, start 8"),
+    ],
+)
+def test_what_sbatch_hands_on_from_a_job_that_it_was_called_in_is_not_believed(
+    told: str, job: str, tmp_path: Path
+) -> None:
+    other = {
+        "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "7",
+    }  # fmt: skip
+    code, lines, error = started(tmp_path, "c.yaml", told=told, **other)
+    assert (code, lines[0].partition("; job ")[2]) == (0, job.removeprefix("job ")), error
+
+
+def test_a_cell_is_the_element_of_this_jobs_own_array(tmp_path: Path) -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3"}
+    suite = {"script": "suite.sbatch", **array}
+    code, lines, error = started(tmp_path, "s.yaml", **suite)
+    assert code == 0, error
+    assert "suite s.yaml cell=3" in " ".join(lines)
+    code, _, error = started(tmp_path, "s.yaml", "cell=1", **suite)
+    assert (code, "error: cell: is the number of the array's element" in error) == (2, True)
+    code, _, error = started(tmp_path, "s.yaml", told="JobId=78 Restarts=0", **suite)
+    assert (code, "error: no array: sbatch --array=0-N" in error) == (2, True)
 
 
 def test_g12_a_task_that_starts_the_ranks_of_a_node_gets_the_cores_of_all(tmp_path: Path) -> None:
@@ -327,19 +399,28 @@ import runpy, signal, sys
 class Look:
     def find_spec(self, name, *_):
         if name in ("torch", "pipelines"):
-            print(name, signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+            held = signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+            print(name, held, signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)
 sys.meta_path.insert(0, Look())
-sys.argv = ["slurm/rank.py", "pretrain", "--help"]
+sys.argv = ["slurm/rank.py", sys.argv[1], "--help"]
 runpy.run_path("slurm/rank.py", run_name="__main__")
 """
 
 
-def test_a_rank_holds_signals_back_before_it_imports_anything_that_takes_its_time() -> None:
+@pytest.mark.parametrize(
+    ("pipeline", "how"),
+    [("pretrain", "held back"), ("suite", "held back"), ("evaluate", "ignored")],
+)
+def test_a_rank_is_deaf_before_it_imports_anything_that_takes_its_time(
+    pipeline: str, how: str
+) -> None:
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        [sys.executable, "-c", LOOK], cwd=ROOT, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.splitlines()[0] == "pipelines True", done.stderr
+        [sys.executable, "-c", LOOK, pipeline],
+        cwd=ROOT, env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    seen = f"pipelines {how == 'held back'} {how == 'ignored'}"
+    assert done.stdout.splitlines()[0] == seen, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -378,8 +459,9 @@ def test_a_job_in_a_container_needs_no_python_outside_of_it(tmp_path: Path) -> N
     code, lines, error = started(tmp_path, "c.yaml", ALA_CONTAINER="pyxis:a/b", **home)
     assert (code, error) == (0, "")
     assert "python slurm/rank.py pretrain c.yaml" in " ".join(lines)
-    code, _, error = started(tmp_path, "c.yaml", **home)
-    assert (code, error.split(":")[:2]) == (2, ["error", " ALA_ENV = .venv"])
+    for blank in ("", "  ", "\n"):
+        code, _, error = started(tmp_path, "c.yaml", **{**home, "ALA_ENV": blank})
+        assert (code, error.split(":")[:2]) == (2, ["error", " ALA_ENV = .venv"])
 
 
 def test_deepspeeds_own_slurm_launcher_gets_hosts_and_sruns_words(tmp_path: Path) -> None:
@@ -426,6 +508,7 @@ def test_environments_are_entered_in_order(tmp_path: Path) -> None:
         ({"SBATCH_SIGNAL": "USR1"}, "SBATCH_SIGNAL = USR1: allowed are"),
         ({"SLURM_GPUS_ON_NODE": "8"}, "8 GPUs a node but 4 ranks: give sbatch --ntasks-per-node=8"),
         ({"SLURM_JOB_ID": ""}, "no Slurm job: submit this with sbatch"),
+        ({"ALA_TIME_OUTS": "3x"}, "ALA_TIME_OUTS = 3x: allowed are whole numbers"),
     ],
     ids=str,
 )

@@ -77,10 +77,21 @@ def test_a_stage_that_sbatch_refuses_ends_the_submission(tmp_path: Path) -> None
     assert len(calls) == 1
 
 
+def test_jobs_that_stand_where_a_later_one_is_refused_are_named(tmp_path: Path) -> None:
+    """On a federation sbatch tells ID;CLUSTER."""
+    refused = 'case "$*" in *table*) exit 1 ;; esac; echo "$((100 + $(wc -l < calls)));here"'
+    code, said, calls = submitted(tmp_path, "--go", sbatch=refused)
+    assert (code, len(calls)) == (1, 3)
+    assert "error: table was not submitted (above); jobs 101 102 were: `scancel 101 102`" in said
+    assert "--dependency=afterok:102 " in calls[2]
+
+
 @pytest.mark.parametrize(
     ("words", "environ", "told"),
     [
         (("--nonsense",), {}, "--nonsense: allowed are --go"),
+        (("--go", "--at-once", "0"), {}, "--at-once 0: needs how many cells run at a time"),
+        (("--at-once", "--go"), {}, "--at-once --go: needs how many"),
         (("--go", "--", "optim.lerning_rate=1"), {}, "optim.lerning_rate"),
         (("--go",), {"ALA_SBATCH_EXTRA": "--signal=USR1@9"}, "set SBATCH_SIGNAL=KIND@SECONDS"),
     ],
