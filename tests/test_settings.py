@@ -150,6 +150,7 @@ def test_i04_yaml_1_1_where_off_is_false_is_refused(tmp_path: Path) -> None:
         ("encoder.biases", "[{kind: windw}]", "encoder.biases.0.kind = 'windw'"),
         ("encoder.biases", "[{alpha_init: 1.0}]", "encoder.biases.0.kind: missing"),
         ("encoder.biases.0", "[1]", "encoder.biases.0 = [1]"),
+        ("encoder.biases.0.alpha_init", "0", "greater than or equal to 5.42101e-20"),
         ("model", "{dim: 16}", "model.family: missing"),
         ("model.family", "encodr", "did you mean 'encoder'?"),
         ("deepspeed", "3", "deepspeed = 3"),

@@ -271,6 +271,9 @@ def _describe(error: ErrorDetails, cls: type[BaseModel], data: Any) -> str:
         near = nearest(tag, expected.replace("'", "").split(", "))
         return f"{path}.{key} = {tag!r}: allowed are {expected}{near}"
     near = ""
+    for bound in error.get("ctx", {}).values():
+        if isinstance(bound, float):  # pydantic writes 2^-64 with 40 digits
+            message = re.sub(r"[\d.]+$", f"{bound:g}", message)
     if kind == "literal_error":
         options = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         near = nearest(str(error.get("input")), options)
