@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import uuid
 import zipfile
 from collections.abc import Sequence
@@ -47,8 +48,10 @@ def save(engine: Engine, folder: Path, step: int, state: dict[str, Any]) -> Path
         with writing(final):
             engine.save(aside)
             torch.save(engine.random_state(), aside / f"random_{ranks.rank():05d}.pt")
-    except UserError:
+    except UserError as error:
         shutil.rmtree(aside, ignore_errors=True)  # the log needs room to tell of it
+        if ranks.local_rank() != 0:  # others, who may have room, would not tell of it
+            print(f"rank {ranks.rank()}: error: {error}", file=sys.stderr, flush=True)
         raise
     ranks.barrier()
     if ranks.local_rank() == 0:

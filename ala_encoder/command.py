@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -65,9 +66,9 @@ def run(
     except RunSaved as error:
         _tell("saved", error)
         return SAVED
-    except BrokenPipeError:  # whoever reads has stopped, as `head` does
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except BrokenPipeError:
+        if not _is_unread():
+            raise
         return _PIPE_BROKEN
     except OSError as error:
         if error.filename is None:
@@ -82,6 +83,21 @@ def run(
         )
         return 130
     return 0
+
+
+def _is_unread() -> bool:
+    """Tell whether whoever reads standard output has stopped, as `head` does; then mute it.
+
+    What it still holds would be told of again at the end.
+    """
+    if sys.stdout is None:  # it came closed
+        return False
+    stdout = select.poll()
+    stdout.register(sys.stdout, select.POLLOUT)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in stdout.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def leave(code: int) -> NoReturn:

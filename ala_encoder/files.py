@@ -19,6 +19,9 @@ from typing import Any
 
 from ala_encoder.errors import UserError, reason, shown
 
+_REFUSED = ("(os error ", "inline_container", "Parent directory ")
+"""In what safetensors and torch say of a file that could not be written."""
+
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
@@ -28,14 +31,12 @@ def writing(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except UserError:  # which has a path of its own
+        raise
     except Exception as error:
         if not isinstance(error, OSError) and not any(word in str(error) for word in _REFUSED):
             raise
         raise UserError(f"{path}: cannot be written: {reason(error)}") from error
-
-
-_REFUSED = ("os error", "inline_container")
-"""In what safetensors and torch say of a file that could not be written."""
 
 
 def write_aside(path: Path, write: Callable[[Path], object]) -> None:

@@ -181,8 +181,7 @@ def _text(exported: AnyExport, settings: EvaluateRun) -> _Data:
     folder = _folder(exported, settings, title, used, own)
     arrays = corpus.open_tokens(prepared, manifest, exported.tokenizer, verify=ranks.is_main())
     words = manifest.splits[split].words
-    if settings.length is not None or settings.lengths:
-        _check_long_enough(protocol, len(arrays[split]))
+    _check_long_enough(settings, protocol, len(arrays[split]))
     task, score = _scoring(exported, data, protocol, arrays[split], words, settings.batch_size)
 
     def scores(model: Plain, split: str) -> dict[str, float | None]:
@@ -207,13 +206,17 @@ def _text(exported: AnyExport, settings: EvaluateRun) -> _Data:
     return _Data(manifest.name, (split,), folder, scores, protocol)
 
 
-def _check_long_enough(protocol: Protocol | None, size: int) -> None:
-    """Raise UserError for windows longer than a text, whose scores would be of shorter ones."""
-    if protocol is None or protocol.name == "last_token":  # which tells how many tokens it finds
+def _check_long_enough(settings: EvaluateRun, protocol: Protocol | None, size: int) -> None:
+    """Raise UserError for windows asked for that are longer than the text.
+
+    Their scores would be of shorter ones. `last_token` itself tells how many tokens it finds.
+    """
+    name = "length" if settings.lengths is None else "lengths"
+    if protocol is None or protocol.name == "last_token" or getattr(settings, name) is None:
         return
-    longest = max(protocol.lengths)
-    if longest > size - 1:
-        raise UserError(f"lengths = {longest}: the text has {size:,} tokens, one is predicted")
+    if max(protocol.lengths) > size - 1:
+        longest = max(protocol.lengths)
+        raise UserError(f"{name} = {longest}: the text has {size:,} tokens, the first is given")
 
 
 def _scoring(

@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(sys.path[0]))  # the checkout's code, whatever is installed
+# The checkout's code, whatever is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ala_encoder import engine, ranks, signals, slurm
 from ala_encoder.command import leave

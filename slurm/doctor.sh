@@ -14,8 +14,8 @@ lib=${ALA_HOME:-${SLURM_SUBMIT_DIR:-.}}/slurm/lib.sh
 # shellcheck source=slurm/lib.sh
 source "$lib"
 [ "${1:-}" != --help ] || ala_help
-ala_signal slurm/pretrain.sbatch
 ala_prepare
+ala_signal slurm/pretrain.sbatch
 srun --ntasks-per-node="$tasks_per_node" --cpus-per-task="$cores" "${srun_words[@]}" "${ala_ignoring[@]}" "${in_container[@]}" python slurm/check.py "${1:-runs}" || exit
 scontrol show config 2>/dev/null | grep -E '^(KillWait|OverTimeLimit|JobRequeue) ' || echo "note: no scontrol on this node: jobs are saved, but not requeued by themselves"
 echo "all is well. Jobs ask for ${ALA_SIGNAL/@/ } s before their end (SBATCH_SIGNAL); each run checks early that twice a step and a save fit in"

@@ -52,9 +52,10 @@ ala_enter() {
 
 # The words in front of a command that put it into the container; srun's own words for pyxis.
 ala_container() {
-  local folder mounts=$ALA_HOME:$ALA_HOME binds=()
+  local folder folders mounts=$ALA_HOME:$ALA_HOME binds=()
   srun_words=() in_container=()
-  for folder in ${ALA_MOUNTS:-}; do
+  read -r -d '' -a folders <<< "${ALA_MOUNTS:-}" || true
+  for folder in "${folders[@]}"; do
     [[ $folder == *:* ]] || folder=$folder:$folder
     mounts+=,$folder binds+=(--bind "$folder")
   done
@@ -107,14 +108,18 @@ ala_ranks() {
   echo "nodes ${nodes[*]}; ranks $((tasks_per_node * ${#nodes[@]})), $tasks_per_node a node; port $MASTER_PORT; job $(ala_job), start $((${SLURM_RESTART_COUNT:-0} + 1))"
 }
 
+# Slurm's line of this job: the number of an array, which brings one of each element, is its last's too.
+ala_told() {
+  local told
+  told=$(ala_scontrol show job "$SLURM_JOB_ID" -o 2>/dev/null) || return
+  grep -E "(^| )JobId=$SLURM_JOB_ID( |$)" <<< "$told"
+}
+
 # What Slurm says of this job, in place of variables that sbatch may have handed on from another job: an
 # array's, or a start's number. Without scontrol they are believed.
 ala_own() {
   local told
-  told=$(ala_scontrol show job "$SLURM_JOB_ID" -o 2>/dev/null) || return 0
-  # The number of an array is that of one of its elements too, so of several this one's line is looked for.
-  told=$(grep -E "(^| )JobId=$SLURM_JOB_ID( |$)" <<< "$told")
-  [ -n "$told" ] || return 0
+  told=$(ala_told) || return 0
   unset SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_RESTART_COUNT
   if [[ $told =~ ArrayJobId=([0-9]+) ]]; then export SLURM_ARRAY_JOB_ID=${BASH_REMATCH[1]}; fi
   if [[ $told =~ ArrayTaskId=([0-9]+)' ' ]]; then export SLURM_ARRAY_TASK_ID=${BASH_REMATCH[1]}; fi
@@ -157,7 +162,7 @@ ala_hand() {
 # ala_run PIPELINE WORD...: run it on all ranks, then requeue where it was stopped by a signal.
 ala_run() {
   [ "${2:-}" != --help ] || ala_help
-  local code again=1 early='' ranks='' pipeline=$1
+  local code again=1 early='' ranks='' pipeline=$1 ignoring=("${ala_ignoring[@]}")
   # What has nothing to save goes on to its end.
   if [ "$pipeline" = evaluate ]; then trap '' USR1 USR2; else trap 'ala_hand USR1' USR1; trap 'ala_hand USR2' USR2; fi
   trap 'ala_hand TERM' TERM
@@ -168,11 +173,10 @@ ala_run() {
     case " $*" in *' cell='*) ala_fail "cell: is the number of the array's element, --array=N trains cell N" ;; esac
     set -- "$@" cell="$SLURM_ARRAY_TASK_ID"
   fi
+  [ "$pipeline" = evaluate ] || ignoring=()
   case ${ALA_LAUNCHER:-srun} in
-    srun)
-      [ "$pipeline" != evaluate ] || in_container=("${ala_ignoring[@]}" "${in_container[@]}")
-      set -- srun --ntasks-per-node="$tasks_per_node" --cpus-per-task="$cores" "${srun_words[@]}" "${in_container[@]}" python slurm/rank.py "$@" ;;
-    deepspeed) set -- srun --ntasks-per-node=1 --ntasks="${#nodes[@]}" --cpus-per-task="$((tasks_per_node * cores))" "${srun_words[@]}" "${in_container[@]}" bash slurm/node.sh "$@" ;;
+    srun) set -- srun --ntasks-per-node="$tasks_per_node" --cpus-per-task="$cores" "${srun_words[@]}" "${ignoring[@]}" "${in_container[@]}" python slurm/rank.py "$@" ;;
+    deepspeed) set -- srun --ntasks-per-node=1 --ntasks="${#nodes[@]}" --cpus-per-task="$((tasks_per_node * cores))" "${srun_words[@]}" "${ignoring[@]}" "${in_container[@]}" bash slurm/node.sh "$@" ;;
     deepspeed-slurm)
       [ -z "$ALA_CONTAINER" ] || ala_fail "ALA_LAUNCHER = deepspeed-slurm: calls srun by itself, not with ALA_CONTAINER = $ALA_CONTAINER; use srun or deepspeed"
       set -- deepspeed --hostfile "$(ala_hostfile)" --launcher slurm --force_multi --no_ssh_check \
@@ -234,7 +238,7 @@ ala_scontrol() {
 ala_requeue() {
   local job told
   job=$(ala_job)
-  if ! told=$(ala_scontrol show job "$SLURM_JOB_ID" -o 2>/dev/null) || [[ ! $told =~ JobState=([A-Z_]+) ]]; then
+  if ! told=$(ala_told) || [[ ! $told =~ JobState=([A-Z_]+) ]]; then
     echo "all is saved, but this node has no working scontrol: submit the same command again to go on"
     exit "$ALA_SAVED"
   fi

@@ -18,9 +18,7 @@ hand_on() {
   while kill -0 "$launcher" 2>/dev/null; do pkill -"$1" --session "$launcher" -f -- "-m pipelines\."; sleep 2; done &
   handing=$!
 }
-names=(USR1 USR2 TERM)
-[ "$1" != evaluate ] || names=(TERM)  # what has nothing to save goes on to its end
-for name in "${names[@]}"; do
+for name in USR1 USR2 TERM; do  # bash traps none that was ignored when it started, as for evaluate
   # shellcheck disable=SC2064  # the name is meant as it is now
   trap "again=1; hand_on $name" "$name"
 done

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(sys.path[0]))  # the checkout's code, whatever is installed
+# The checkout's code, whatever is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ala_encoder import signals
 from ala_encoder.errors import UserError
@@ -23,7 +25,7 @@ def main(words: list[str]) -> None:
     """Answer, or run one pipeline as one rank."""
     if words[:1] and words[0] in SAVES:
         signals.hold()  # before what takes its time to be imported
-    else:  # what has nothing to save goes on to its end
+    else:  # nothing to save: it goes on to its end, also where DeepSpeed's launcher calls srun
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
     from ala_encoder import slurm

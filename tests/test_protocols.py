@@ -274,7 +274,7 @@ def test_far_keys_can_be_left_out_where_texts_are_long_enough(run: Any, exported
         ("protocol=sliding stride=17", "stride = 17: allowed are 1 … 16, the length of a window"),
         ("protocol=last_token length=1000000", "tokens = 2000: the text has 0 with 1,000,000"),
         ("lengths=[8,1000000]", "lengths = 1000000: the text has "),
-        ("protocol=sliding length=1000000", "lengths = 1000000: the text has "),
+        ("protocol=sliding length=1000000", "length = 1000000: the text has "),
         ("search.beam_size=2", "search: is for translation models, this is a causal_lm"),
         ("task=sst2", "task: does nothing for a causal_lm, which is scored on `path`"),
     ],

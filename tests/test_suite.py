@@ -99,7 +99,21 @@ def test_two_cells_that_a_table_would_take_for_one_run_are_refused(tmp_path: Pat
     with pytest.raises(UserError, match="cells full-1 and twin-1: both are variant full, seed 1"):
         made(configs=[GIVEN["configs"][0], str(twin)]).check_cells()
     twin.write_text(json.dumps({"base": GIVEN["configs"][0], "data": {"length": 60}}))
-    made(configs=[GIVEN["configs"][0], str(twin)]).check_cells()  # on other data: another table
+    with pytest.raises(UserError, match="cells full-1 and twin-1: both are variant full, seed 1"):
+        made(configs=[GIVEN["configs"][0], str(twin)]).check_cells()
+    for other in ({"data": {"path": "other"}}, {"model": {"dim": 64}}):
+        twin.write_text(json.dumps({"base": GIVEN["configs"][0], **other}))  # a table, a row more
+        made(configs=[GIVEN["configs"][0], str(twin)]).check_cells()
+
+
+def test_cells_from_one_export_that_is_not_there_yet_are_told_apart_too(tmp_path: Path) -> None:
+    config = ROOT / "configs" / "glue" / "sst2.yaml"
+    twin = tmp_path / "twin.yaml"
+    twin.write_text(json.dumps({"base": str(config), "optim": {"eps": 1e-6}}))
+    given: dict[str, Any] = {"pipeline": "finetune_glue", "vary": {"init": ["x"], "seed": [1]}}
+    with pytest.raises(UserError, match=r"sst2-x-1 and twin-x-1: both are variant of x, seed 1"):
+        made(configs=[str(config), str(twin)], **given).check_cells()
+    made(configs=[str(config)], **given | {"vary": {"init": ["x", "y"], "seed": [1]}}).check_cells()
 
 
 def test_a_baseline_that_no_cell_is_is_told_before_any_runs() -> None:

@@ -41,6 +41,8 @@ def points_of(records: Mapping[Path, Sequence[Record]]) -> Points:
 
 
 LANGUAGE_MODELS = ("mlm", "clm", "denoise")
+_BY_TEXT = ("eval_bits_per_byte", "eval_word_perplexity")
+"""Of the same text, whatever its pieces are."""
 
 
 def is_tested_over_seeds(task: str) -> bool:
@@ -99,9 +101,8 @@ def seed_tests(item: Table, base: Row) -> list[SeedTest]:
     for row in item.rows:
         if row is base:
             continue
-        apart = _apart(item.task, row, base)
         for metric in item.metrics:
-            if apart is not None and metric.startswith("eval_") and metric not in apart:
+            if not _compares(item.task, row, base, metric):
                 continue
             own, other = _by_seed(row, metric), _by_seed(base, metric)
             if own and other and not metric.endswith("unigram_loss"):
@@ -130,16 +131,13 @@ def targets_of(row: Row) -> set[int]:
     return {run.counts["eval"] for run in row.runs if "eval" in run.counts}
 
 
-_BY_TEXT = ("eval_bits_per_byte", "eval_word_perplexity")
-
-
-def _apart(task: str, row: Row, base: Row) -> tuple[str, ...] | None:
-    """Return None where all scores of two rows compare, else those eval_* that do."""
-    if task not in LANGUAGE_MODELS:
-        return None
+def _compares(task: str, row: Row, base: Row, metric: str) -> bool:
+    """Tell whether a score of two rows is of the same thing."""
+    if task not in LANGUAGE_MODELS or not metric.startswith("eval_"):
+        return True
     if task == "clm" and len(trained_at(row) | trained_at(base)) > 1:
-        return ()
-    return _BY_TEXT if len(targets_of(row) | targets_of(base)) > 1 else None
+        return False
+    return metric in _BY_TEXT or len(targets_of(row) | targets_of(base)) < 2
 
 
 def _by_seed(row: Row, metric: str) -> dict[int, float]:

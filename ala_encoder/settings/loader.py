@@ -272,8 +272,8 @@ def _describe(error: ErrorDetails, cls: type[BaseModel], data: Any) -> str:
         return f"{path}.{key} = {tag!r}: allowed are {expected}{near}"
     near = ""
     for bound in error.get("ctx", {}).values():
-        if isinstance(bound, float):  # pydantic writes 2^-64 with 40 digits
-            message = re.sub(r"[\d.]+$", f"{bound:g}", message)
+        if isinstance(bound, float) and 0 < abs(bound) < 1e-4:  # 2^-64 would have 40 digits
+            message = re.sub(r"-?[\d.]+$", repr(bound), message)
     if kind == "literal_error":
         options = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         near = nearest(str(error.get("input")), options)

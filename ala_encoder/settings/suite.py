@@ -27,9 +27,12 @@ PIPELINES: dict[str, type[TrainingRun]] = {
 _SAME = ("seed", "init")
 """What does not make another variant: a table has both."""
 
-
-_TABLE = ("init", "objective", "data", "task")
-"""What puts runs of one variant and seed into different rows or tables."""
+_DATA = {"path", "source", "files", "dataset", "config", "task", "valid", "test"}
+_PLACE: dict[str, Any] = {
+    "variant": True, "seed": True, "objective": True, "data": _DATA, "tokenizer": True,
+    "model": True, "encoder": True, "decoder": True, "cross": True,
+}  # fmt: skip
+"""What puts runs into different places of a table: task, data, variant and sizes, seed."""
 
 
 class Cell(Section):
@@ -137,19 +140,21 @@ class SuiteRun(Section):
         """Raise UserError for a cell whose settings do not fit together, for two that would be one
         run of the table, and for a baseline that none is."""
         known: dict[str, str] = {}
-        names = set[str]()
-        for cell in self.cells:
-            run = self.loaded(cell)
-            names |= {cell.name, run.variant or ""}  # "": that of an export not yet made
-            told = run.model_dump(mode="json", include={"variant", "seed", *_TABLE})
-            other = known.setdefault(json.dumps(told, sort_keys=True), cell.name)
-            if other != cell.name:
+        runs = {cell.name: self.loaded(cell) for cell in self.cells}
+        for name, run in runs.items():
+            told = run.model_dump(mode="json", include=_PLACE)
+            init = getattr(run, "init", None)  # whose variant it is, unless another is given
+            told["start"] = str(init) if run.variant is None else init is not None
+            other = known.setdefault(json.dumps(told, sort_keys=True), name)
+            if other != name:
+                variant = f"variant {run.variant or f'of {init}'}, seed {run.seed}"
                 raise UserError(
-                    f"cells {other} and {cell.name}: both are variant {run.variant}, seed "
-                    f"{run.seed}, and one would be left out of the table: give a config another "
-                    "`variant`"
+                    f"cells {other} and {name}: both are {variant}, and one would be left out of "
+                    "the table: give a config another `variant`"
                 )
-        if self.baseline is not None and "" not in names and self.baseline not in names:
+        variants = {run.variant for run in runs.values()}
+        names = {*runs, *filter(None, variants)}
+        if self.baseline is not None and None not in variants and self.baseline not in names:
             near = nearest(self.baseline, sorted(names))
             raise UserError(f"baseline = {self.baseline}: neither a cell nor its variant{near}")
 
