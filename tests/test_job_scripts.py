@@ -392,6 +392,13 @@ def test_the_table_is_one_process_on_one_node_whatever_the_job_has(tmp_path: Pat
     assert "python -m pipelines.suite s.yaml table=true" in " ".join(lines)
 
 
+def test_doctor_reads_its_lead_in_the_checkout_wherever_it_was_submitted(tmp_path: Path) -> None:
+    code, lines, error = started(tmp_path, "runs", script="doctor.sh")
+    assert code == 0, error
+    assert "ALA_SIGNAL=USR1@300" in lines
+    assert lines[-1].startswith("all is well. Jobs ask for USR1 300 s before their end")
+
+
 def test_g13_a_port_that_is_taken_is_passed_over(tmp_path: Path) -> None:
     def port() -> int:
         lines = started(tmp_path, "c.yaml")[1]
