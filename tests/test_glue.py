@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ala_encoder import metrics
+from ala_encoder.errors import UserError
 from ala_encoder.glue import (
     TASKS,
     Task,
@@ -140,7 +141,7 @@ def test_predictions_replace_an_old_file_and_leave_nothing_beside_it(tmp_path: P
 def test_predictions_that_cannot_be_written_leave_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     (path / "inside").mkdir(parents=True)
-    with pytest.raises(OSError):
+    with pytest.raises(UserError, match=f"{path}: cannot be written: Is a directory"):
         write_predictions(path, MRPC, [0], [1])
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 

@@ -105,7 +105,7 @@ def test_saving_makes_the_folder_and_names_one_that_cannot_be(
     trained.save(tmp_path / "a" / "b")
     assert len(list((tmp_path / "a" / "b").iterdir())) == 4
     blocked = written(tmp_path / "file", "")
-    with pytest.raises(UserError, match=f"{blocked}: cannot save"):
+    with pytest.raises(UserError, match=f"{blocked}: cannot be written: File exists"):
         trained.save(blocked)
 
 
