@@ -133,18 +133,21 @@ def _leave(folder: Path, log: RunLog | NullLog, asked: signals.Asked) -> NoRetur
     """End a run that was asked to leave, on all ranks; raises RunSaved.
 
     Raises RunStopped where the start before it was asked to leave at the same step: requeued once
-    more, the run would only come here again.
+    more, the run would only come here again. Only the third start does where the second was asked
+    at once: Slurm may bring a signal that was meant for the first.
     """
-
     newest = checkpoint.newest(folder / "checkpoints")
 
     def note() -> bool:
         log.close("KILLED")
         path = folder / _LEFT
-        left = read_json(path)["checkpoints"] if path.is_file() else []
-        left.append(None if newest is None else newest.name)
-        write_json(path, {"checkpoints": left})
-        return len(left) > 1 and left[-1] == left[-2]
+        told = read_json(path) if path.is_file() else {}
+        left = [*told.get("checkpoints", []), None if newest is None else newest.name]
+        times = [*told.get("times", []), time.time()]
+        write_json(path, {"checkpoints": left, "times": times})
+        is_late = len(times) > 1 and times[-1] - times[-2] < _LATE_SECONDS
+        same = left[-3:] if is_late else left[-2:]
+        return len(same) == (3 if is_late else 2) and len(set(same)) == 1
 
     # No rank ends before all is written: a launcher kills the others when one has ended.
     is_stuck = ranks.on_main(note)
@@ -158,8 +161,9 @@ def _leave(folder: Path, log: RunLog | NullLog, asked: signals.Asked) -> NoRetur
 
 
 _LEFT = "left.json"
-"""The newest checkpoint at each time that signals ended the run."""
-
+"""The newest checkpoint at each time that signals ended the run, and the time."""
+_LATE_SECONDS = 60.0
+"""Within them of an end a signal may still be one of those that led to it."""
 
 _LAST_SECONDS = 120.0
 """What a start before this one is given to end, where Slurm has put the job back."""
@@ -237,9 +241,14 @@ def identity(settings: TrainingRun, tokenizer: Tokenizer, data_sha256: str) -> d
     }
 
 
+_TOKENIZER = "tokenizer.fingerprint"
+"""Named as a setting is: a table names it where it averages runs of several."""
+
+
 def log_corpus(run: Run, data: CorpusSettings, manifest: Manifest) -> None:
     """Record the prepared corpus as the run's input."""
-    run.log.params({"data_name": manifest.name, "held_out_text": manifest.held_out_text})
+    params = {"data_name": manifest.name, "held_out_text": manifest.held_out_text}
+    run.log.params({**params, _TOKENIZER: manifest.tokenizer[:16]})
     for record, context in ((manifest.train, "training"), (manifest.valid, "evaluation")):
         counts = {**record.model_dump(), **asdict(record.reading)}
         profile: dict[str, Any] = {k: v for k, v in counts.items() if isinstance(v, int)}
@@ -257,7 +266,7 @@ def log_pairs(
     """Record the prepared pairs as the run's inputs, and how many are too long to be trained on."""
     params: dict[str, Any] = {f"{name}_signature": text for name, text in card.signatures.items()}
     params |= {"data_name": card.data_name, "held_out_text": manifest.held_out_text}
-    params["dropped_pairs"] = num_dropped
+    params |= {_TOKENIZER: manifest.tokenizer[:16], "dropped_pairs": num_dropped}
     run.log.params(params)
     if num_dropped:
         ranks.say(f"train.max_length: {num_dropped:,} longer pairs are left out of training")

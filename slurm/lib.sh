@@ -194,7 +194,10 @@ ala_run() {
   ranks=$!
   [ -z "$early" ] || ala_hand "$early"
   while [ "$again" ]; do again=; wait "$ranks"; code=$?; done
-  [ "$code" != "$ALA_SAVED" ] || ala_requeue
+  case $code in
+    "$ALA_SAVED") ala_requeue ;;
+    $((128 + 10)) | $((128 + 12))) echo "a signal ended a rank that had not begun: this start has done nothing"; ala_requeue ;;
+  esac
   rm -f ".cache/time_outs/$(ala_job)"
   exit "$code"
 }

@@ -15,6 +15,11 @@ from ala_encoder.settings.suite import SuiteRun
 def main(pretrain: Path, suite: Path, words: Sequence[str]) -> int:
     """Return how many cells there are; raises UserError for one that starts from another run."""
     first, cells = load(pretrain, words, PretrainRun), load(suite, [], SuiteRun)
+    if cells.pipeline == "pretrain":
+        raise UserError(
+            "pipeline = 'pretrain': what follows a pretraining is of finetune_glue or "
+            "finetune_nmt; a suite of pretrainings is an array (docs/cluster.md)"
+        )
     made = first.output / first.run_name
     for cell in cells.cells:
         init = cells.loaded(cell).init

@@ -9,7 +9,8 @@
 # A stage that fails stops what depends on it. sbatch's own words (account, partition, GPUs):
 # ALA_SBATCH_EXTRA="--account=a --partition=p --ntasks-per-node=8 --gpus-per-node=8".
 set -euo pipefail
-if [ "${1:-}" = --help ] || [ $# -lt 2 ]; then sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0; fi
+if [ "${1:-}" = --help ]; then sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0; fi
+if [ $# -lt 2 ] || [[ $1$2 == *--* ]]; then echo "error: $*: needed are PRETRAIN.yaml SUITE.yaml, then --go and the like; see --help" >&2; exit 2; fi
 pretrain=$1 suite=$2 go='' at_once='' words=()
 shift 2
 while [ $# -gt 0 ]; do
@@ -26,7 +27,8 @@ done
 cd "$(dirname "$0")/.."
 # shellcheck source=slurm/lib.sh
 source slurm/lib.sh
-ALA_HOME=$PWD ALA_CONTAINER='' ala_enter  # here, on the login node
+export ALA_HOME=$PWD  # of the jobs too: what is checked here is what runs
+ALA_CONTAINER='' ala_enter  # on the login node
 # Every setting is checked before anything is submitted.
 python -m pipelines.params "$pretrain" "${words[@]}" > /dev/null
 python -m pipelines.suite "$suite" dry_run=true > /dev/null

@@ -221,6 +221,22 @@ def test_ranks_whose_step_slurm_does_not_know_yet_are_told_when_it_does(tmp_path
     assert code == 85, said
 
 
+@pytest.mark.parametrize("number", [10, 12])
+def test_a_signal_that_ends_a_rank_before_its_first_line_has_the_job_requeued(
+    number: int, tmp_path: Path
+) -> None:
+    commands = stand_ins(
+        tmp_path, srun=f"touch there; sleep 1; exit {128 + number}",
+        scancel="exit 1",
+        scontrol='case "$*" in *hostnames*) echo n1 ;; requeue*) echo "$2" > requeued ;; '
+        "*) echo JobId=78 JobState=RUNNING ;; esac",
+    )  # fmt: skip
+    script = tmp_path / "slurm" / "pretrain.sbatch"
+    code, said = signalled(["bash", str(script), "c.yaml"], commands, tmp_path)
+    assert (code, (tmp_path / "requeued").read_text()) == (0, "78\n"), said
+    assert "a signal ended a rank that had not begun" in said
+
+
 def test_what_has_nothing_to_save_goes_on_to_its_end(tmp_path: Path) -> None:
     """Its ranks too: a signal to all of a job reaches whatever is about to become one."""
     commands = stand_ins(
@@ -397,6 +413,11 @@ def test_doctor_reads_its_lead_in_the_checkout_wherever_it_was_submitted(tmp_pat
     assert code == 0, error
     assert "ALA_SIGNAL=USR1@300" in lines
     assert lines[-1].startswith("all is well. Jobs ask for USR1 300 s before their end")
+
+
+def test_a_table_outside_a_job_is_one_line(tmp_path: Path) -> None:
+    code, _, error = started(tmp_path, "s.yaml", script="table.sbatch", SLURM_JOB_ID="")
+    assert (code, error) == (2, "error: no Slurm job: submit this with sbatch\n")
 
 
 def test_g13_a_port_that_is_taken_is_passed_over(tmp_path: Path) -> None:

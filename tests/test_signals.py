@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from ala_encoder import checkpoint, command, ranks, signals
+from ala_encoder import checkpoint, command, ranks, runs, signals
 from ala_encoder.errors import RunSaved, RunStopped, UserError
+from ala_encoder.files import read_json, write_json
 from ala_encoder.lead import Lead
 from ala_encoder.settings.experiment import PretrainRun
+from ala_encoder.tracking.runlog import null_log
 from tests.launched import signalled, small
 from tests.test_launch import free_port
 
@@ -65,6 +67,21 @@ def test_a_run_that_was_asked_to_leave_ends_with_a_code_of_its_own(
     words = ["configs/small/books.yaml"]
     assert command.run(main, PretrainRun, "", argv=words) == code
     assert str(error) in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("started")
+@pytest.mark.parametrize(("seconds", "starts"), [(61.0, 2), (0.0, 3)])
+def test_r12_a_start_that_did_nothing_is_the_last_unless_its_signal_was_the_one_befores(
+    seconds: float, starts: int, tmp_path: Path
+) -> None:
+    """scancel tries on while a job is put back, so a signal may come to the next start."""
+    left = tmp_path / "left.json"
+    for number in range(1, starts + 1):
+        error = RunSaved if number < starts else RunStopped
+        with pytest.raises(error, match="USR1 on rank 0"):
+            runs._leave(tmp_path, null_log(), signals.Asked("USR1 on rank 0"))
+        told = read_json(left)
+        write_json(left, {**told, "times": [time - seconds for time in told["times"]]})
 
 
 # ---- a start that is not listening yet

@@ -21,13 +21,16 @@ def submitted(
     *words: str,
     sbatch: str = "echo $((100 + $(wc -l < calls)))",
     init: str = "runs/first",
+    pipeline: str = "finetune_glue",
     **environ: str,
 ) -> tuple[int, str, list[str]]:
     """Run submit.sh with a stand-in for sbatch; returns exit code, what is said, sbatch's calls."""
+    is_first = pipeline == "pretrain"
+    config = "demo/full.yaml" if is_first else "glue/sst2.yaml"
     suite = {
-        "name": "s", "pipeline": "finetune_glue", "output": str(folder / "runs"),
-        "vary": {"init": [init], "seed": [1, 2, 3]},
-        "configs": [str(ROOT / "configs" / "glue" / "sst2.yaml")],
+        "name": "s", "pipeline": pipeline, "output": str(folder / "runs"),
+        "vary": {"seed": [1]} if is_first else {"init": [init], "seed": [1, 2, 3]},
+        "configs": [str(ROOT / "configs" / config)],
     }  # fmt: skip
     (folder / "suite.yaml").write_text(json.dumps(suite))
     (folder / "bin").mkdir()
@@ -111,6 +114,27 @@ def test_a_cell_that_starts_from_another_run_than_the_first_stage_makes_is_named
     code, said, calls = submitted(tmp_path, "--go", init="runs/second")
     assert (code, calls) == (2, [])
     assert "cell sst2-second-1: init = runs/second, but the pretraining makes runs/first" in said
+
+
+@pytest.mark.parametrize("words", [(), ("a.yaml",), ("--go", "a.yaml"), ("a.yaml", "--go")])
+def test_without_both_configs_nothing_is_submitted(words: tuple[str, ...]) -> None:
+    command = ["bash", ROOT / "slurm" / "submit.sh", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "needed are PRETRAIN.yaml SUITE.yaml" in done.stderr
+
+
+def test_a_suite_of_pretrainings_is_no_second_stage(tmp_path: Path) -> None:
+    code, said, calls = submitted(tmp_path, pipeline="pretrain")
+    assert (code, calls) == (2, [])
+    assert "error: pipeline = 'pretrain': what follows a pretraining is of" in said
+
+
+def test_jobs_run_in_the_checkout_that_was_checked(tmp_path: Path) -> None:
+    stand_in = 'echo "$ALA_HOME" >> homes; echo 7'
+    code, said, _ = submitted(tmp_path, "--go", sbatch=stand_in, ALA_HOME=str(tmp_path))
+    assert code == 0, said
+    assert (tmp_path / "homes").read_text().splitlines() == [str(ROOT)] * 3
 
 
 def test_the_environment_is_entered_as_in_a_job(tmp_path: Path) -> None:

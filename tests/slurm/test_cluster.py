@@ -116,13 +116,14 @@ def test_g16_a_run_on_two_nodes_survives_the_end_of_the_one_without_its_script(
 
 def test_r12_no_progress_between_two_requeues_stops(home: Path) -> None:
     job = pretrain(home, "stuck", "train.batch_size=8000", sbatch=("--nodes=1",))
-    for _ in range(2):
-        before = job.said().count("precision")
-        until(lambda seen=before: job.said().count("precision") > seen, job.said())
+    for start in range(1, 4):  # three, where the second signal comes within a minute
+        until(lambda n=start: job.said().count("precision") >= n, job.said())
         job.signal("USR1")
-        until(lambda: job.restarts or job.state == "FAILED", job.said())
+        until(lambda n=start: job.restarts >= n or job.state == "FAILED", job.said())
+        if job.state == "FAILED":
+            break
     job.wait("FAILED")
-    assert job.restarts == 1
+    assert job.restarts in (1, 2)
     assert job.fields()["ExitCode"] == "1:0"
     assert "nothing was done since the start before" in job.said()
 
