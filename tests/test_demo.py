@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from ala_encoder import command, runs
+from ala_encoder import command, runs, tokenizer
 from ala_encoder.files import read_json
+from ala_encoder.records import read_folder
 from ala_encoder.settings.compare import CompareRun
 from ala_encoder.settings.demo import DemoRun
 from ala_encoder.settings.experiment import FinetuneRun, PretrainRun
@@ -104,6 +105,8 @@ def test_the_translation_leg_goes_from_nothing_to_a_report_and_names_the_stand_i
     for name, data in zip(names, (f"{STAND_IN} (en)", STAND_IN, STAND_IN), strict=True):
         card = read_json(tmp_path / "runs" / name / "export" / "export.json")
         assert card["data_name"] == data
+        made_with = read_folder(tmp_path / "runs" / name)[0].settings["tokenizer.fingerprint"]
+        assert tokenizer.load(tmp_path / "runs" / name / "export").fingerprint.startswith(made_with)
     report = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert report.count(f"{STAND_IN}, a generated data set") == 1
     assert report.count(f"{STAND_IN} (en), a generated data set") == 1
