@@ -165,16 +165,30 @@ def learned(variant: str, kind: str, seen: Learned | str) -> list[str]:
     return [f"### {kind.capitalize()} of {variant}", "", text, "", *table_lines(head, body, 1), ""]
 
 
+_WHO_HOLDS = (
+    "Loss less that at the training length, of the same token each, ± its standard error. A",
+    "model holds (ours) where that is at most 2 standard errors, or perplexity at most 5 %",
+    "above.",
+)
+_WHO_DIFFERS = (
+    "Loss less that at the training length, of the same token each, ± its standard error. Who",
+    "holds is for `last_token` to tell: here longer windows leave fewer tokens with little",
+    "before them.",
+)
+
+
 def lengths(table: LengthTable, item: Table) -> list[str]:
     """Return the section on one protocol: perplexity by length, then differences and who holds."""
     names, spans = labels(item), table.lengths
+    judged = table.protocol.startswith("last_token")
     about = f"over {table.targets:,} target tokens, the same for all models and lengths"
     scores = [
         [names[model.run.folder], _count(model.trained), *(_perplexity(model.at(n)) for n in spans)]
         for model in table.runs
     ]
     apart = [
-        [names[model.run.folder], *(_apart(model, n) for n in spans), _count(model.holds_to)]
+        [names[model.run.folder], *(_apart(model, n, judged) for n in spans)]
+        + ([_count(model.holds_to)] if judged else [])
         for model in table.runs
     ]
     alone = [
@@ -189,11 +203,9 @@ def lengths(table: LengthTable, item: Table) -> list[str]:
         "",
         *table_lines(["model", "trained at", *map(_count, spans)], scores, 1),
         "",
-        "Loss less that at the training length, of the same token each, ± its standard error. A",
-        "model holds (ours) where that is at most 2 standard errors, or perplexity at most 5 %",
-        "above.",
+        *(_WHO_HOLDS if judged else _WHO_DIFFERS),
         "",
-        *table_lines(["model", *map(_count, spans), "holds to"], apart, 1),
+        *table_lines(["model", *map(_count, spans), *(["holds to"] if judged else [])], apart, 1),
         "",
         *alone,
         *([""] if alone else []),
@@ -209,12 +221,12 @@ def _perplexity(score: AtLength | None) -> str:
     return f"{score.perplexity:,.{digits}f} ({_number(score.loss.se, 4)})"
 
 
-def _apart(model: ByLength, length: int) -> str:
+def _apart(model: ByLength, length: int, judged: bool) -> str:
     score = model.at(length)
     if score is None or score.difference is None:
         return "-"
     text = f"{_number(score.difference.mean, 4, '+')} ± {_number(score.difference.se, 4)}"
-    if model.trained is not None and length > model.trained:
+    if judged and model.trained is not None and length > model.trained:
         text += " holds" if score.holds else " fails"
     return text
 

@@ -13,17 +13,19 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ala_encoder import signals
-from ala_encoder.command import run
-from ala_encoder.errors import RunStopped, UserError
+from ala_encoder.command import SAVED, run
+from ala_encoder.errors import RunSaved, RunStopped, UserError
 from ala_encoder.settings.suite import Cell, SuiteRun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ala_encoder.tracking import RunLog
@@ -116,11 +118,29 @@ def _start(settings: SuiteRun, cell: Cell, parent: str | None) -> None:
 
 def _call(command: Sequence[str], environment: dict[str, str] | None = None) -> None:
     print(f"$ {shlex.join(command)}", flush=True)
-    code = subprocess.run(command, check=False, env=environment).returncode
+    with subprocess.Popen(command, env=environment) as process, _handing_on(process):
+        code = process.wait()
+    if code == SAVED:
+        raise RunSaved("the command above has saved its run; start the suite again to go on")
     if code:
         raise RunStopped(
             f"the command above ended with exit code {code}; started again, the suite goes on there"
         )
+
+
+@contextmanager
+def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Give signals to a process instead: a training that outlived its suite would be in the way."""
+
+    def hand_on(number: int, _: object) -> None:
+        process.send_signal(number)
+
+    earlier = {number: signal.signal(number, hand_on) for number in signals.ASKING}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 def _parent(settings: SuiteRun) -> str | None:

@@ -292,7 +292,8 @@ def test_lengths_are_compared_token_by_token(home: Path, report: str) -> None:
         holds = mean <= 2 * error or math.exp(mean) <= 1.05
         assert shown[3] == ("holds" if holds else "fails")
         assert difference["holds to"] == ("40" if holds else "-")
-    (row,), _ = grids(report, f"Perplexity by length: {titles[1]}")
+    (row,), (told,) = grids(report, f"Perplexity by length: {titles[1]}")
+    assert told.keys() == {"model", "8", "16"}  # who holds is not for blocks to tell
     assert row["model"] == "plain (1)" and row.keys() == {"model", "trained at", "8", "16"}
 
 

@@ -94,6 +94,9 @@ def test_lengths_that_were_scored_one_by_one_stand_together(tmp_path: Path) -> N
         scored(folder, {length: BASE}, f"eval-{length}", name="blocks", tokens=None)
     ((found,), _) = length_tables([summary(folder)])
     assert found.lengths == [8, 16, 64] and found.targets == 4
+    (item,) = tables([summary(folder)])
+    text = "\n".join(causal_markdown.lengths(found, item))
+    assert "+0.0000" in text and "holds to" not in text and "holds |" not in text
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,33 @@ def test_where_the_suite_is_tracked_its_cells_are_too(tmp_path: Path) -> None:
     assert apart.loaded(apart.cells[0]).tracking.enabled
 
 
+HANDED_ON = """
+import sys
+from ala_encoder import command
+from ala_encoder.errors import RunSaved
+from pipelines import suite
+child = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(85)); "
+child += "print('there', flush=True); time.sleep(60)"
+try:
+    suite._call([sys.executable, "-c", child])
+except RunSaved as error:
+    print(error)
+"""
+
+
+def test_a_suite_that_is_asked_to_leave_hands_that_on_and_waits() -> None:
+    """A training that goes on alone would have the run's lock when the suite is started again."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HANDED_ON], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("$ ")
+        assert process.stdout.readline() == "there\n"
+        process.terminate()
+        assert process.stdout.read().startswith("the command above has saved its run")
+    assert process.returncode == 0
+
+
 def finished(folder: Path, *names: str) -> None:
     """Write the folders of cells that have ended well, such as full-1."""
     (folder / "runs").mkdir(exist_ok=True)
