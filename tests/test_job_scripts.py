@@ -186,38 +186,22 @@ SLOW = "read -r ranks < ranks; kill -USR1 $ranks; sleep 1"
 
 
 def test_the_code_of_ranks_that_end_while_the_signal_is_handed_on_is_kept(tmp_path: Path) -> None:
-    commands = stand_ins(
-        tmp_path, srun=f"echo $$ > ranks; {SAVING}", scancel=SLOW,
-        scontrol='case "$2" in hostnames) echo n1 ;; job) echo JobId=78 JobState=CANCELLED ;; esac',
-    )  # fmt: skip
-    script = tmp_path / "slurm" / "pretrain.sbatch"
-    code, said = signalled(["bash", str(script), "c.yaml"], commands, tmp_path)
+    code, said = job(tmp_path, srun=f"echo $$ > ranks; {SAVING}", scancel=SLOW)
     assert code == 85, said
     assert "all is saved; not requeued, Slurm says CANCELLED" in said
 
 
 def test_a_signal_before_there_are_ranks_starts_none(tmp_path: Path) -> None:
     """As one that comes while an environment is entered."""
-    commands = stand_ins(
-        tmp_path, srun="touch started",
-        scontrol='case "$2" in hostnames) touch there; sleep 2; echo n1 ;; '
-        "job) echo JobId=78 JobState=CANCELLED ;; esac",
-    )  # fmt: skip
-    script = tmp_path / "slurm" / "pretrain.sbatch"
-    code, said = signalled(["bash", str(script), "c.yaml"], commands, tmp_path)
+    code, said = job(tmp_path, srun="touch started", hostnames="touch there; sleep 2; echo n1")
     assert code == 85, said
     assert "SIGUSR1 came before the ranks: this start has done nothing" in said
     assert not (tmp_path / "started").exists()
 
 
 def test_ranks_whose_step_slurm_does_not_know_yet_are_told_when_it_does(tmp_path: Path) -> None:
-    commands = stand_ins(
-        tmp_path, srun=f"echo $$ > ranks; {SAVING}",
-        scancel=f"if [ ! -e tried ]; then touch tried; exit 1; fi; {SLOW}",
-        scontrol='case "$2" in hostnames) echo n1 ;; job) echo JobId=78 JobState=CANCELLED ;; esac',
-    )  # fmt: skip
-    script = tmp_path / "slurm" / "pretrain.sbatch"
-    code, said = signalled(["bash", str(script), "c.yaml"], commands, tmp_path)
+    scancel = f"if [ ! -e tried ]; then touch tried; exit 1; fi; {SLOW}"
+    code, said = job(tmp_path, srun=f"echo $$ > ranks; {SAVING}", scancel=scancel)
     assert code == 85, said
 
 
@@ -225,27 +209,19 @@ def test_ranks_whose_step_slurm_does_not_know_yet_are_told_when_it_does(tmp_path
 def test_a_signal_that_ends_a_rank_before_its_first_line_has_the_job_requeued(
     number: int, tmp_path: Path
 ) -> None:
-    commands = stand_ins(
-        tmp_path, srun=f"touch there; sleep 1; exit {128 + number}",
-        scancel="exit 1",
-        scontrol='case "$*" in *hostnames*) echo n1 ;; requeue*) echo "$2" > requeued ;; '
-        "*) echo JobId=78 JobState=RUNNING ;; esac",
-    )  # fmt: skip
-    script = tmp_path / "slurm" / "pretrain.sbatch"
-    code, said = signalled(["bash", str(script), "c.yaml"], commands, tmp_path)
+    srun = f"touch there; sleep 1; exit {128 + number}"
+    code, said = job(tmp_path, srun=srun, scancel="exit 1", state="RUNNING")
     assert (code, (tmp_path / "requeued").read_text()) == (0, "78\n"), said
     assert "a signal ended a rank that had not begun" in said
 
 
 def test_what_has_nothing_to_save_goes_on_to_its_end(tmp_path: Path) -> None:
     """Its ranks too: a signal to all of a job reaches whatever is about to become one."""
-    commands = stand_ins(
-        tmp_path, scontrol='[ "$2" != hostnames ] || echo n1',
-        srun='while [ "$1" != bash ]; do shift; done; exec "${@:1:4}" bash -c "'
-        'touch there; for i in 1 2 3 4; do sleep .3; done; kill -USR1 \\$\\$; echo to its end"',
-    )  # fmt: skip
-    script = tmp_path / "slurm" / "evaluate.sbatch"
-    code, said = signalled(["bash", str(script), "runs/x"], commands, tmp_path)
+    srun = (
+        'while [ "$1" != bash ]; do shift; done; exec "${@:1:4}" bash -c "'
+        'touch there; for i in 1 2 3 4; do sleep .3; done; kill -USR1 \\$\\$; echo to its end"'
+    )
+    code, said = job(tmp_path, script="evaluate.sbatch", srun=srun)
     assert (code, "to its end" in said) == (0, True), said
 
 
@@ -269,6 +245,29 @@ def test_a_node_of_deepspeed_hands_signals_on_to_ranks_and_to_cells_they_became(
     commands = stand_ins(tmp_path, deepspeed=f"{sys.executable} rank.py {words} c.yaml")
     code, said = signalled(["bash", str(ROOT / "slurm" / "node.sh"), "suite"], commands, tmp_path)
     assert (code, said.count("heard")) == (85, 1), said
+
+
+def job(
+    folder: Path,
+    script: str = "pretrain.sbatch",
+    *,
+    srun: str,
+    scancel: str = "exit 1",
+    hostnames: str = "echo n1",
+    state: str = "CANCELLED",
+) -> tuple[int, str]:
+    """Run a job script with stand-ins, and signal it once its ranks are there.
+
+    hostnames: what answers for the job's nodes; state: what Slurm says of the job. A requeue leaves
+    the file `requeued`. Returns the exit code and what is said.
+    """
+    scontrol = f"""case "$1 $2" in
+      "show hostnames") {hostnames} ;;
+      "show job") echo JobId=78 JobState={state} ;;
+      requeue*) echo "$2" > requeued ;;
+    esac"""
+    commands = stand_ins(folder, srun=srun, scancel=scancel, scontrol=scontrol)
+    return signalled(["bash", str(folder / "slurm" / script), "c.yaml"], commands, folder)
 
 
 def stand_ins(folder: Path, **lines: str) -> Path:
