@@ -24,6 +24,8 @@ ALA_CONTAINER=${ALA_CONTAINER:-}
 
 ala_fail() { echo "error: $*" >&2; exit 2; }
 
+ala_in_job() { [ -n "${SLURM_JOB_ID:-}" ] || ala_fail "no Slurm job: submit this with sbatch; without Slurm: docs/cluster.md"; }
+
 # The header of the script that sourced this, for --help.
 ala_help() { sed -n '2,/^[^#]/{/^#SBATCH/d;s/^# \{0,1\}//p}' "$0"; exit 0; }
 
@@ -92,7 +94,7 @@ ala_nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null || pytho
 # Nodes, ranks and port of this job; says what a wrong number of tasks would hide.
 ala_ranks() {
   local gpus
-  [ -n "${SLURM_JOB_ID:-}" ] || ala_fail "no Slurm job: submit this with sbatch; without Slurm: docs/cluster.md"
+  ala_in_job
   ala_own
   mapfile -t nodes < <(ala_nodes)
   [ -n "${nodes[0]:-}" ] || ala_fail "SLURM_JOB_NODELIST = ${SLURM_JOB_NODELIST:-}: neither scontrol nor python here can tell its nodes"

@@ -10,7 +10,7 @@
 # ALA_SBATCH_EXTRA="--account=a --partition=p --ntasks-per-node=8 --gpus-per-node=8".
 set -euo pipefail
 if [ "${1:-}" = --help ]; then sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0; fi
-if [ $# -lt 2 ] || [[ $1$2 == *--* ]]; then echo "error: $*: needed are PRETRAIN.yaml SUITE.yaml, then --go and the like; see --help" >&2; exit 2; fi
+if [ $# -lt 2 ] || [[ $1 == --* || $2 == --* ]]; then echo "error: $*: needed are PRETRAIN.yaml SUITE.yaml, then --go and the like; see --help" >&2; exit 2; fi
 pretrain=$1 suite=$2 go='' at_once='' words=()
 shift 2
 while [ $# -gt 0 ]; do
